@@ -50,13 +50,25 @@ a citation is a numbered hit; a fact is one long-term memory; a call is a tool c
 
 from __future__ import annotations
 
+import calendar
+import fnmatch
+import hashlib
+import json
 import math
+import os
 import re
+import time
 from typing import NamedTuple
 
 __version__ = "0.1.0"
 
-__all__ = [
+__all__ = [  # noqa: RUF022 -- grouped by section
+    "Chunk", "cut",
+    "Document", "Parsed",
+    "Hit",
+    "Knowledge",
+    "LightragError",
+    "tokens",
 ]
 
 
@@ -343,6 +355,7 @@ class Document(NamedTuple):
     chunks: tuple       # of Chunk
     added_at: str       # UTC, 2026-01-02T03:04:05Z
     sha256: str         # of the raw bytes
+    given: bool = False  # handed over as text, so sync has nothing to read again
 
 
 def kind_of(name):
@@ -389,8 +402,93 @@ def read_document(data, name, content_type="", charset=""):
 
 # =============================================================================
 # 13. Files -- the only section that touches the disk
-#    Uses: nothing
+#    Uses: Errors
 # =============================================================================
+
+# Placeholders of the names that Knowledge calls; the section's owner replaces them.
+
+
+def stamp_of(path):
+    """Return (size, mtime_ns, inode) of a file, or None when there is none."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def read_stamped(path):
+    """Return (bytes, stamp) of a file, both of one version; (None, None) without one.
+
+    Raises StorageError when it is there but cannot be read
+    """
+    try:
+        with open(path, "rb") as file:
+            found = os.fstat(file.fileno())
+            return file.read(), (found.st_size, found.st_mtime_ns, found.st_ino)
+    except FileNotFoundError:
+        return None, None
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror}") from None
+
+
+def keep_aside(path):
+    """Rename a damaged file to a name that is free; -> the new path."""
+    number = 1
+    while os.path.exists(f"{path}.damaged-{number}"):
+        number += 1
+    os.replace(path, f"{path}.damaged-{number}")
+    return f"{path}.damaged-{number}"
+
+
+def changed_since(path, added_s, sha256):
+    """Tell whether a file is gone, or newer than added_s and of another digest."""
+    try:
+        if os.stat(path).st_mtime <= added_s:
+            return False
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest() != sha256
+    except OSError:
+        return True
+
+
+def make_home(home):
+    """Make the folder of the knowledge base, with a .gitignore of *.
+
+    Raises StorageError when it cannot be made
+    """
+    try:
+        os.makedirs(home, exist_ok=True)
+        ignore = os.path.join(home, ".gitignore")
+        if not os.path.exists(ignore):
+            write_atomic(ignore, [b"*\n"])
+    except OSError as error:
+        raise StorageError(f"cannot make {home}: {error.strerror}") from None
+
+
+def write_atomic(path, parts):
+    """Replace a file by the parts, an iterable of bytes, or leave it whole."""
+    part = f"{path}.{os.getpid()}.tmp"
+    with open(part, "wb") as file:
+        file.writelines(parts)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+class Lock:
+    """A lock between processes, held in a with block."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def __enter__(self):
+        import fcntl
+        self._file = open(self._path, "ab")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def __exit__(self, *_):
+        self._file.close()
 
 
 # =============================================================================
@@ -404,11 +502,321 @@ def read_document(data, name, content_type="", charset=""):
 #    Uses: nothing
 # =============================================================================
 
+def is_address(source):
+    """Tell whether a source is a web address."""
+    return source.startswith(("http://", "https://"))
+
 
 # =============================================================================
 # 16. Knowledge -- the documents and their index
-#    Uses: nothing
+#    Uses: Settings, Errors, Chunks, Ranking, Documents, Files, Sources
 # =============================================================================
+
+# knowledge.json is the truth and is only ever replaced whole; the index is derived
+# from it.  Changes are collected, and save() applies them inside the lock to the file
+# as it is then: two processes that add at once lose nothing.
+
+
+def in_scope(source, scopes):
+    """Tell whether a source is named by one of the scopes; no scopes means all.
+
+    scopes  names of sources or folders, addresses' beginnings, or globs
+    >>> in_scope("notes/a.md", ["notes"]), in_scope("notes2/a.md", ["notes"])
+    (True, False)
+    """
+    for scope in scopes:
+        folder = scope.rstrip("/") + "/"
+        if source == scope or scope == "." or source.startswith(folder):
+            return True
+        if fnmatch.fnmatchcase(source, scope):
+            return True
+    return not scopes
+
+
+def document_line(document):
+    """Return one document as its line of knowledge.json, without the newline."""
+    record = {
+        "title": document.title,
+        "source": document.source,
+        "added_at": document.added_at,
+        "sha256": document.sha256,
+        "kind": document.kind,
+        "text": document.text,
+        "chunks": [list(chunk) for chunk in document.chunks],
+    }
+    if document.given:
+        record["given"] = True
+    # A lone surrogate (a file name that is not UTF-8) becomes its JSON escape.
+    return json.dumps(record, ensure_ascii=False).encode("utf-8", "backslashreplace")
+
+
+def document_of(record):
+    """Return the Document of one parsed line.
+
+    Raises ValueError, KeyError or TypeError when the shape is wrong
+    """
+    words = [record[key] for key in ("title", "source", "kind", "text", "added_at")]
+    text, chunks = record["text"], tuple(Chunk(*row) for row in record["chunks"])
+    if not all(isinstance(word, str) for word in [*words, record["sha256"]]):
+        raise ValueError("a field of a document is not a string")
+    if not all(0 <= c.start < c.end <= len(text) for c in chunks):
+        raise ValueError(f"a chunk of {record['source']} lies outside its text")
+    title, source, kind, text, added_at = words
+    given, digest = bool(record.get("given")), record["sha256"]
+    return Document(title, source, kind, text, chunks, added_at, digest, given)
+
+
+def parse_knowledge(data):
+    """Return (roots, documents) of the bytes of a knowledge.json.
+
+    Raises ValueError with the reason when it is damaged; StorageError when it was
+    written by a later version of this file
+    """
+    try:
+        whole = json.loads(data.decode("utf-8"))
+        if whole["format"] != KNOWLEDGE_FORMAT:
+            raise ValueError(f"its format is not {KNOWLEDGE_FORMAT}")
+        version = int(whole["version"])
+        if version <= KNOWLEDGE_VERSION:
+            roots = [{key: str(root[key]) for key in ("source", "chunker")}
+                     for root in whole["roots"]]
+            return roots, [document_of(record) for record in whole["documents"]]
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"its shape is wrong: {error!r}") from None
+    raise StorageError(
+        f"knowledge.json has version {version}, this lightrag.py reads "
+        f"{KNOWLEDGE_VERSION}: get a newer copy"
+    )
+
+
+def knowledge_parts(roots, documents):
+    """Yield the bytes of a knowledge.json, a document a line."""
+    head = {"format": KNOWLEDGE_FORMAT, "version": KNOWLEDGE_VERSION, "roots": roots}
+    yield json.dumps(head, ensure_ascii=False)[:-1].encode("utf-8", "backslashreplace")
+    yield b', "documents": ['
+    comma = b"\n"
+    for document in documents:
+        yield comma + document_line(document)
+        comma = b",\n"
+    yield b"\n]}\n"
+
+
+class Knowledge:
+    """The documents of one project and the index over them.
+
+    home  str, the folder that holds knowledge.json (made on the first save), or None
+          for a knowledge base that lives in memory and finds exactly the same
+    root  str, what relative sources are relative to; else the parent of a .lightrag,
+          or the current folder
+
+    >>> base = Knowledge(None)
+    >>> base.add_text("The threshold is 4000 characters.", source="a.txt")
+    'added'
+    >>> [hit.source for hit in base.search("threshold")]
+    ['a.txt']
+    """
+
+    def __init__(self, home=None, root=None, clock=time.time):
+        self.home = os.path.abspath(home) if home else None
+        self.root = root or root_of(self.home)
+        self.notices = []       # sentences for the user, in order
+        self.damaged = ""       # where a damaged file was kept, this time
+        self._clock = clock
+        self._changes = {}      # source -> Document, or None when removed
+        self._root_changes = {}
+        self._stamp = None      # of the file that was read; None when there is none
+        self._load()
+
+    @property
+    def path(self):
+        """Where the JSON file lies or will lie."""
+        return os.path.join(self.home, "knowledge.json")
+
+    # Reading
+
+    def _load(self):
+        self.roots, self.documents, self._index = [], {}, None
+        if not self.home:
+            return
+        data, self._stamp = read_stamped(self.path)
+        if data is None:
+            return
+        try:
+            self.roots, documents = parse_knowledge(data)
+        except ValueError as error:
+            self._set_aside(" ".join(str(error).split()))
+            return
+        self.documents = {document.source: document for document in documents}
+
+    def _set_aside(self, reason):
+        self.damaged, self._stamp = keep_aside(self.path), None
+        self.notices.append(
+            f"{self.path} is damaged ({reason}): kept as "
+            f"{os.path.basename(self.damaged)}; add your sources again, or mend that "
+            "file and put it back"
+        )
+
+    def get(self, source):
+        """Return the Document of a source, or None."""
+        return self.documents.get(source)
+
+    def is_stale(self, document):
+        """Tell whether the file of a document is gone or no longer what was read."""
+        if document.given or is_address(document.source):
+            return False
+        path = os.path.join(self.root, document.source)
+        added = calendar.timegm(time.strptime(document.added_at, "%Y-%m-%dT%H:%M:%SZ"))
+        return changed_since(path, added, document.sha256)
+
+    def index(self):
+        """Return the Index over all documents, built when it is first needed."""
+        if self._index is None:
+            self._index, self._sources, self._numbers = Index(), [], {}
+            for document in self.documents.values():
+                self._enter(document)
+        return self._index
+
+    def _enter(self, document):
+        number = self._numbers.setdefault(document.source, len(self._sources))
+        if number == len(self._sources):
+            self._sources.append(document.source)
+        self._index.add(number, document.title, document.text, document.chunks)
+
+    def search(self, query, k=HITS, sources=(), kinds=()):
+        """Return the k best chunks for a query, best first.
+
+        query    str, raw text
+        k        int >= 1
+        sources  scopes (see in_scope) to search in; none means everywhere
+        kinds    kinds of documents to search in; none means all
+        ->       list[Hit], score > 0, ties by document order, then chunk
+        """
+        def _wanted(number):
+            document = self.documents[self._sources[number]]
+            in_kinds = not kinds or document.kind in kinds
+            return in_kinds and in_scope(document.source, sources)
+
+        filtered = bool(sources or kinds)
+        found = self.index().search(query, k, _wanted if filtered else None)
+        return [self._hit(rank, *row) for rank, row in enumerate(found, 1)]
+
+    def _hit(self, rank, score, number, i):
+        document = self.documents[self._sources[number]]
+        chunk, text = document.chunks[i], document.text
+        line = text.count("\n", 0, chunk.start) + 1
+        body = text[chunk.start : chunk.end]
+        return Hit(
+            rank, document.source, document.title, document.kind, i + 1,
+            len(document.chunks), chunk.heading, chunk.start, chunk.end, line,
+            line + body.rstrip("\n").count("\n"), score, self.is_stale(document), body,
+        )
+
+    def idf(self, token):
+        """Return the weight of a token by how few chunks hold it."""
+        return self.index().idf(token)
+
+    # Changing
+
+    def add_text(self, text, source, title="", kind=None):
+        """Add or replace one document given as text; save() keeps it.
+
+        kind  one of the kinds; by default what the source's suffix says
+        ->    "added", "updated" or "unchanged"
+        """
+        kind = kind or kind_of(source)
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        chunks, now = tuple(cut(text, kind)), self.now()
+        return self.put(
+            Document(title, source, kind, text, chunks, now, digest, given=True)
+        )
+
+    def now(self):
+        """Return the time as it is written in the file."""
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._clock()))
+
+    def put(self, document):
+        """Add or replace one document; a replaced one keeps its place.
+
+        -> "added", "updated" or "unchanged"
+        """
+        old = self.documents.get(document.source)
+        if old and old._replace(added_at=document.added_at) == document:
+            return "unchanged"
+        self._changes[document.source] = document
+        self._apply(document.source, document)
+        return "updated" if old else "added"
+
+    def remove(self, source):
+        """Drop one document; -> whether there was one."""
+        if source not in self.documents:
+            return False
+        self._changes[source] = None
+        self._apply(source, None)
+        return True
+
+    def _apply(self, source, document):
+        if self._index is not None and source in self.documents:
+            self._index.remove(self._numbers[source])
+        if document is None:
+            self.documents.pop(source, None)
+            if self._index is not None:
+                self._numbers.pop(source, None)
+            return
+        self.documents[source] = document
+        if self._index is not None:
+            self._enter(document)
+
+    def add_root(self, source, chunker="auto"):
+        """Remember a folder or glob, so that sync finds its new files."""
+        self._root_changes[source] = chunker
+        self._apply_root(source, chunker)
+
+    def remove_root(self, source):
+        """Forget a folder or glob."""
+        self._root_changes[source] = None
+        self._apply_root(source, None)
+
+    def _apply_root(self, source, chunker):
+        roots = {root["source"]: root["chunker"] for root in self.roots}
+        roots[source] = chunker
+        self.roots = [{"source": s, "chunker": c} for s, c in roots.items() if c]
+
+    def chunker_of(self, source):
+        """Return the way of cutting that was chosen for a source."""
+        covering = [r for r in self.roots if in_scope(source, [r["source"]])]
+        longest = max(covering, key=lambda root: len(root["source"]), default=None)
+        return longest["chunker"] if longest else "auto"
+
+    def save(self):
+        """Write the collected changes; nothing is written when there are none.
+
+        Raises StorageError when the file cannot be written; the old one stays whole
+        """
+        if not self.home or not (self._changes or self._root_changes):
+            return
+        make_home(self.home)
+        with Lock(os.path.join(self.home, "lock")):
+            if stamp_of(self.path) != self._stamp:
+                self._rebase()
+            documents = self.documents.values()
+            write_atomic(self.path, knowledge_parts(self.roots, documents))
+            self._stamp = stamp_of(self.path)
+        self._changes, self._root_changes = {}, {}
+
+    def _rebase(self):
+        """Read the file again as another process left it; put our changes on top."""
+        self._load()
+        for source, document in self._changes.items():
+            self._apply(source, document)
+        for source, chunker in self._root_changes.items():
+            self._apply_root(source, chunker)
+
+
+def root_of(home):
+    """Return what relative sources are relative to: the parent of a .lightrag."""
+    if home and os.path.basename(home) == ".lightrag":
+        return os.path.dirname(home)
+    return os.getcwd()
 
 
 # =============================================================================
