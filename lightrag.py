@@ -390,8 +390,111 @@ def read_document(data, name, content_type="", charset=""):
 
 # =============================================================================
 # 11. Permissions -- (rules, call) to allow, ask or deny [pure]
-#    Uses: nothing
+#    Uses: Errors
 # =============================================================================
+
+# A rule names a tool and a pattern of its argument.  The strictest rule that matches
+# decides, whatever the order, so that no allow can undo a deny.  A star is the only
+# wildcard: what a user approved once may hold any other sign and must stand for itself.
+
+STRICTEST_FIRST = ("deny", "ask", "allow")
+
+
+class Rule(NamedTuple):
+    """One permission: a verdict for the calls it matches."""
+
+    verdict: str        # allow, ask or deny
+    tool: str           # the tool's name, or * for all
+    pattern: str        # of the argument: a source, an address, a path
+
+    def __str__(self):
+        return f"{self.tool}({self.pattern})"
+
+
+def parse_rule(text, verdict):
+    """Read a rule as flags and the configuration write it: TOOL or TOOL(pattern).
+
+    >>> parse_rule("rag_add(notes/*)", "allow")
+    Rule(verdict='allow', tool='rag_add', pattern='notes/*')
+    >>> str(parse_rule("fetch", "deny"))
+    'fetch(*)'
+
+    Raises  UsageError when it is neither
+    """
+    match = re.fullmatch(r"(\w+|\*)(?:\((.*)\))?", text.strip(), re.DOTALL)
+    if not match:
+        raise UsageError(f"{text!r} is not a rule: write TOOL or TOOL(pattern)")
+    return Rule(verdict, match[1], "*" if match[2] is None else match[2])
+
+
+def matches(pattern, argument):
+    """Tell whether a pattern covers an argument whole; * is any run of signs.
+
+    >>> matches("notes/*.md", "notes/a/b.md"), matches("[a]", "a")
+    (True, False)
+
+    Cost  O(stars * length): the leftmost place for each piece is as good as any
+    """
+    first, *pieces = pattern.split("*")
+    if not pieces:
+        return argument == first
+    last, at = pieces.pop(), len(first)
+    if not argument.startswith(first):
+        return False
+    for piece in pieces:
+        found = argument.find(piece, at)
+        if found < 0:
+            return False
+        at = found + len(piece)
+    return argument.endswith(last) and len(argument) - len(last) >= at
+
+
+def decide(rules, tool, argument, default="ask"):
+    """Return allow, ask or deny for one call.
+
+    rules    iterable of Rule, in any order
+    default  the verdict where no rule matches
+
+    >>> rules = [Rule("allow", "rag_add", "notes/*"), Rule("deny", "*", "*secret*")]
+    >>> [decide(rules, "rag_add", a) for a in ("notes/a", "notes/secret", "b")]
+    ['allow', 'deny', 'ask']
+    """
+    found = {
+        rule.verdict for rule in rules
+        if rule.tool in (tool, "*") and matches(rule.pattern, argument)
+    }
+    return next((verdict for verdict in STRICTEST_FIRST if verdict in found), default)
+
+
+def rules_of(config, project):
+    """Return the rules that a configuration holds for one project.
+
+    config   what config.json holds: {"projects": {path: {"allow": [rule, ...], ...}}}
+    project  str, the project's real path
+    Raises   ConfigError when its shape is wrong: half-read rules might miss a deny
+    """
+    try:
+        kept = config.get("projects", {}).get(project, {})
+        return [
+            parse_rule(text, verdict)
+            for verdict in STRICTEST_FIRST for text in kept.get(verdict, [])
+        ]
+    except (AttributeError, TypeError, UsageError) as error:
+        raise ConfigError(f"config.json: the permissions are damaged ({error}): "
+                          "mend the file or delete it") from None
+
+
+def with_rule(config, project, rule):
+    """Return the configuration with one more rule for a project; nothing is changed.
+
+    >>> with_rule({}, "/p", Rule("deny", "fetch", "*"))
+    {'projects': {'/p': {'deny': ['fetch(*)']}}}
+    """
+    projects = config.get("projects", {})
+    kept = projects.get(project, {})
+    rules = [*(r for r in kept.get(rule.verdict, []) if r != str(rule)), str(rule)]
+    entry = {**kept, rule.verdict: rules}
+    return {**config, "projects": {**projects, project: entry}}
 
 
 # =============================================================================

@@ -90,6 +90,66 @@ class Test00File(unittest.TestCase):
 # 11. Permissions
 # =============================================================================
 
+class Test11Permissions(unittest.TestCase):
+    """Rules, patterns and the verdict."""
+
+    def test_rules_are_read_and_written_alike(self):
+        for text in ("rag_add(notes/*)", "fetch(https://a.test/*)", "*(x)", "t((a))"):
+            with self.subTest(text):
+                self.assertEqual(str(lr.parse_rule(text, "allow")), text)
+        self.assertEqual(lr.parse_rule(" fetch ", "deny"), ("deny", "fetch", "*"))
+        self.assertEqual(lr.parse_rule("fetch()", "deny"), ("deny", "fetch", ""))
+        self.assertEqual(lr.parse_rule("add(a\nb)", "allow").pattern, "a\nb")
+
+    def test_what_is_no_rule_is_a_usage_error(self):
+        for text in ("", "()", "rag add(x)", "rag_add(x", "rag_add)x(", "rm -rf"):
+            with self.subTest(text), self.assertRaises(lr.UsageError):
+                lr.parse_rule(text, "allow")
+
+    def test_patterns(self):
+        cases = [
+            ("", "", True), ("", "a", False), ("*", "", True), ("*", "a\nb", True),
+            ("a", "a", True), ("a", "ab", False), ("a*", "ab", True), ("*a", "ba", True),
+            ("a*a", "a", False), ("a*a", "aa", True), ("ab*bc", "abc", False),
+            ("*a*b*", "xaxbx", True), ("*a*b*", "xbxax", False), ("**", "x", True),
+            ("notes/*", "notes2/a", False), ("notes/*", "notes/a/b", True),
+            ("a?c", "abc", False), ("[ab]", "a", False), ("中*", "中文", True),
+            ("https://a.test/*", "https://a.test.evil/", False),
+        ]
+        for pattern, argument, expected in cases:
+            with self.subTest(pattern=pattern, argument=argument):
+                self.assertIs(lr.matches(pattern, argument), expected)
+
+    def test_many_stars_stay_quick(self):
+        self.assertFalse(lr.matches("*a" * 2000 + "b", "a" * 20000))
+
+    def test_the_strictest_rule_wins_in_any_order(self):
+        rules = [lr.Rule(v, "t", "x") for v in ("allow", "ask", "deny")]
+        for kept, verdict in ((rules, "deny"), (rules[:2], "ask"), (rules[:1], "allow")):
+            for order in (kept, kept[::-1]):
+                with self.subTest(order=order):
+                    self.assertEqual(lr.decide(order, "t", "x"), verdict)
+        self.assertEqual(lr.decide(rules, "other", "x"), "ask")
+        self.assertEqual(lr.decide([], "t", "x", default="allow"), "allow")
+
+    def test_configuration_round_trip(self):
+        first, second = lr.Rule("allow", "rag_add", "a"), lr.Rule("deny", "*", "b")
+        config = lr.with_rule({"other": 1}, "/p", first)
+        config = lr.with_rule(lr.with_rule(config, "/p", second), "/p", first)
+        self.assertEqual(lr.rules_of(config, "/p"), [second, first])
+        self.assertEqual(lr.rules_of(config, "/q"), [])
+        self.assertEqual(config["other"], 1)
+
+    def test_damaged_permissions_are_refused_not_half_read(self):
+        damaged = (
+            [], {"projects": []}, {"projects": {"/p": []}},
+            {"projects": {"/p": {"deny": 1}}}, {"projects": {"/p": {"deny": [1]}}},
+            {"projects": {"/p": {"deny": ["rag add("]}}},
+        )
+        for config in damaged:
+            with self.subTest(config=config), self.assertRaises(lr.ConfigError):
+                lr.rules_of(config, "/p")
+
 
 # =============================================================================
 # 12. Paths
