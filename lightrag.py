@@ -121,6 +121,8 @@ KNOWLEDGE_FORMAT = "lightrag/knowledge"
 KNOWLEDGE_VERSION = 1
 
 # Ingest
+NAMED_MAX = 5               # sources named in the question before "and n more"
+NAMED_CHARS_MAX = 60        # columns of one of them
 
 # Memory
 
@@ -205,6 +207,10 @@ class DeniedError(LightragError):
     kind, exit_code = "denied", 5
 
 
+class PageGoneError(NetworkError):
+    """A page answers 404 or 410: sync drops it."""
+
+
 class LimitError(LightragError):
     """A step, size, time or budget limit ended the work."""
 
@@ -221,6 +227,11 @@ class StorageError(LightragError):
 # 3. Text -- normalise, tokens, sentences, token estimate, printable text [pure]
 #    Uses: nothing
 # =============================================================================
+
+def one_line(text, width=None):
+    """Return a text as one line."""
+    return text[:width]
+
 
 def tokens(text):
     """Return the search tokens of a text, in order."""
@@ -555,6 +566,14 @@ def changed_since(path, added_s, sha256):
         return True
 
 
+def has_entries(folder):
+    """Tell whether a folder stands and holds something."""
+    try:
+        return bool(os.listdir(folder))
+    except OSError:
+        return False
+
+
 def make_home(home):
     """Make the folder of the knowledge base, with a .gitignore of *.
 
@@ -605,9 +624,60 @@ class Lock:
 #    Uses: nothing
 # =============================================================================
 
+# Placeholders with the names and records that Ingest calls; the section's owner
+# replaces them.
+
+
+class Candidate(NamedTuple):
+    """One source that a plan would read."""
+
+    source: str         # canonical: relative to the root with /, else absolute; address
+    path: str           # where to read it; empty for a page or standard input
+    size: int           # bytes, 0 when not known before reading
+    mtime_ns: int
+
+
+class Plan(NamedTuple):
+    """What the named sources come to, before any byte is read."""
+
+    candidates: list
+    skipped: list       # (source, reason)
+    failed: list        # (source, reason)
+    roots: list         # canonical folders and globs among the arguments
+
+
 def is_address(source):
     """Tell whether a source is a web address."""
     return source.startswith(("http://", "https://"))
+
+
+def has_magic(argument):
+    """Tell whether an argument is a glob."""
+    return any(sign in argument for sign in "*?[")
+
+
+def plan_sources(arguments, root, cwd):
+    """Find what the arguments name; reads nothing."""
+    plan = Plan([], [], [], [])
+    for argument in arguments:
+        path = os.path.normpath(os.path.join(cwd, argument))
+        if os.path.isdir(path):
+            plan.roots.append(os.path.relpath(path, root))
+        for folder, _, names in os.walk(path):
+            for name in sorted(names):
+                full = os.path.join(folder, name)
+                source = os.path.relpath(full, root)
+                plan.candidates.append(Candidate(source, full, 1, 1))
+        if os.path.isfile(path):
+            source = os.path.relpath(path, root)
+            plan.candidates.append(Candidate(source, path, 1, 1))
+    return plan
+
+
+def read_source(candidate, approve, stdin):
+    """Read one source; -> (data, name, content_type, charset)."""
+    with open(candidate.path, "rb") as file:
+        return file.read(), candidate.source, "", ""
 
 
 # =============================================================================
@@ -924,8 +994,207 @@ def root_of(home):
 
 # =============================================================================
 # 17. Ingest -- plan, ask, add, sync and remove
-#    Uses: nothing
+#    Uses: Errors, Text, Chunks, Documents, Files, Sources, Knowledge, Settings
 # =============================================================================
+
+# The only way in.  A plan says what would enter, and reads nothing; the face asks; only
+# then are sources read, and the file is written once for all of them.
+
+
+class Report(NamedTuple):
+    """What became of each source, by name; skipped and failed hold (source, reason)."""
+
+    added: list
+    updated: list
+    unchanged: list
+    removed: list
+    skipped: list
+    failed: list
+    warnings: list      # (source, sentence)
+
+
+def new_report():
+    """Return a Report with nothing in it."""
+    return Report([], [], [], [], [], [], [])
+
+
+class SyncPlan(NamedTuple):
+    """What a sync would do, before anything is read."""
+
+    known: list         # sources to read again
+    gone: list          # sources whose file has vanished
+    fresh: Plan         # files that have come into added folders; they need a yes
+    kept: list          # (source, why it is not dropped)
+
+
+def describe_plan(plan, known=()):
+    """Say what would enter, in one line: how many, how large, the first few.
+
+    known  sources that are in the knowledge base already
+    """
+    named = [candidate.source for candidate in plan.candidates]
+    size = sum(candidate.size for candidate in plan.candidates)
+    again = sum(source in known for source in named)
+    first = ", ".join(one_line(source, NAMED_CHARS_MAX) for source in named[:NAMED_MAX])
+    more = f" and {len(named) - NAMED_MAX} more" if len(named) > NAMED_MAX else ""
+    count = "1 source" if len(named) == 1 else f"{len(named)} sources"
+    held = f", {again} of them known already" if again else ""
+    return f"{count}, {readable_size(size)}{held}: {first}{more}"
+
+
+def readable_size(count):
+    """Return a number of bytes as a person reads it.
+
+    >>> readable_size(999), readable_size(20480), readable_size(3 * 2**20)
+    ('999 bytes', '20.0 kB', '3.0 MB')
+    """
+    for unit, size in (("GB", 2**30), ("MB", 2**20), ("kB", 2**10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"
+
+
+class Ingest:
+    """Carries plans out on one knowledge base, and reports what became of each source.
+
+    knowledge  Knowledge
+    approve    callable(address) -> bool, asked before a page leads to another host
+    progress   callable(done, total, source), or None
+    stdin      binary stream for the source "-", or None
+    dry_run    say what would happen, change nothing, fetch nothing
+    """
+
+    def __init__(self, knowledge, approve, progress=None, stdin=None, dry_run=False):
+        self.knowledge, self.approve, self.stdin = knowledge, approve, stdin
+        self.progress = progress or (lambda done, total, source: None)
+        self.dry_run, self.report = dry_run, new_report()
+
+    def add(self, plan, chunker="auto"):
+        """Read, cut and keep every candidate of a plan; write the file once."""
+        self.report.skipped.extend(plan.skipped)
+        self.report.failed.extend(plan.failed)
+        self._enter_all(plan.candidates, lambda source: chunker)
+        if plan.candidates and not self.dry_run:
+            for root in plan.roots:
+                self.knowledge.add_root(root, chunker)
+        return self._finish()
+
+    def sync(self, plan, recut=False):
+        """Read known sources again, drop vanished ones, let fresh ones in."""
+        self.report.skipped.extend(plan.kept)
+        self.report.failed.extend(plan.fresh.failed)
+        known = [self._candidate(source) for source in plan.known]
+        candidates = [*known, *plan.fresh.candidates]
+        self._enter_all(candidates, self.knowledge.chunker_of, recut)
+        for source in plan.gone:
+            self._drop(source)
+        return self._finish()
+
+    def remove(self, scopes):
+        """Drop every source and root in the scopes; a scope without any is skipped."""
+        for scope in scopes:
+            sources = [s for s in self.knowledge.documents if in_scope(s, [scope])]
+            roots = [r["source"] for r in self.knowledge.roots]
+            roots = [root for root in roots if in_scope(root, [scope])]
+            if not sources and not roots:
+                self.report.failed.append((scope, "not in the knowledge base"))
+            for source in sources:
+                self._drop(source)
+            for root in roots:
+                self.knowledge.remove_root(root)
+        return self._finish()
+
+    def _finish(self):
+        if not self.dry_run:
+            self.knowledge.save()
+        return self.report
+
+    def _drop(self, source):
+        self.report.removed.append(source)
+        if not self.dry_run:
+            self.knowledge.remove(source)
+
+    def _candidate(self, source):
+        path = "" if is_address(source) else os.path.join(self.knowledge.root, source)
+        return Candidate(source, path, 0, 0)
+
+    def _enter_all(self, candidates, chunker_of, recut=False):
+        for done, candidate in enumerate(candidates):
+            source = candidate.source
+            self.progress(done, len(candidates), source)
+            try:
+                outcome = self._enter(candidate, chunker_of(source), recut)
+            except PageGoneError:
+                self._drop(source)
+            except (SourceError, NetworkError, DeniedError) as error:
+                self.report.failed.append((source, str(error)))
+            else:
+                getattr(self.report, outcome).append(source)
+        self.progress(len(candidates), len(candidates), "")
+
+    def _enter(self, candidate, chunker, recut):
+        """Read and keep one source; -> "added", "updated" or "unchanged"."""
+        source, old = candidate.source, self.knowledge.get(candidate.source)
+        if self.dry_run and not candidate.path:
+            return "unchanged" if old else "added"
+        data, name, content_type, charset = read_source(
+            candidate, self.approve, self.stdin
+        )
+        digest = hashlib.sha256(data).hexdigest()
+        same = old is not None and old.sha256 == digest
+        if same and not recut and chunker == self.knowledge.chunker_of(source):
+            return "unchanged"
+        parsed = read_document(data, name, content_type, charset)
+        self.report.warnings.extend((source, text) for text in parsed.warnings)
+        title, kind, text = parsed.title, parsed.kind, parsed.text
+        chunks, now = tuple(cut(text, kind, chunker)), self.knowledge.now()
+        document = Document(title, source, kind, text, chunks, now, digest)
+        if self.dry_run:
+            return "updated" if old else "added"
+        return self.knowledge.put(document)
+
+
+def plan_sync(knowledge, scopes=()):
+    """Plan a sync of the sources in the scopes (see in_scope); none means all.
+
+    A vanished file is dropped only while the folder that was added still stands with
+    something in it: a drive that is not mounted is not a deletion.
+    """
+    known, gone, kept = [], [], []
+    for document in knowledge.documents.values():
+        source = document.source
+        if document.given or not in_scope(source, scopes):
+            continue
+        path = os.path.join(knowledge.root, source)
+        if is_address(source) or os.path.lexists(path):
+            known.append(source)
+        elif reason := missing_anchor(knowledge, source):
+            kept.append((source, reason))
+        else:
+            gone.append(source)
+    return SyncPlan(known, gone, plan_fresh(knowledge, scopes), kept)
+
+
+def plan_fresh(knowledge, scopes):
+    """Return the Plan of files that have come into the added folders and globs."""
+    named = [os.path.join(knowledge.root, root["source"]) for root in knowledge.roots]
+    plan = plan_sources(named, knowledge.root, knowledge.root)
+    held = knowledge.documents
+    fresh = [c for c in plan.candidates
+             if c.source not in held and in_scope(c.source, scopes)]
+    return plan._replace(candidates=fresh, failed=[])
+
+
+def missing_anchor(knowledge, source):
+    """Say why a vanished file may not be a deleted one; empty when it is one."""
+    covering = [r["source"] for r in knowledge.roots if in_scope(source, [r["source"]])]
+    anchor = max(covering, key=len, default=os.path.dirname(source) or ".")
+    while has_magic(anchor):
+        anchor = os.path.dirname(anchor) or "."
+    folder = os.path.join(knowledge.root, anchor)
+    if has_entries(folder):
+        return ""
+    return f"{anchor} is missing or empty, so it may only be away; remove it to drop it"
 
 
 # =============================================================================
