@@ -58,6 +58,10 @@ import math
 import os
 import re
 import time
+import unicodedata
+from functools import lru_cache
+from itertools import chain
+from operator import add
 from typing import NamedTuple
 
 __version__ = "0.1.0"
@@ -68,7 +72,8 @@ __all__ = [  # noqa: RUF022 -- grouped by section
     "Hit",
     "Knowledge",
     "LightragError",
-    "tokens",
+    "estimate_tokens", "language", "one_line", "printable", "question_tokens",
+    "sentences", "tokens", "whole_characters",
 ]
 
 
@@ -82,6 +87,26 @@ __all__ = [  # noqa: RUF022 -- grouped by section
 # Settings, read in the last section and handed down.
 
 # Text
+TOKEN_CHARS_MAX = 64        # a longer run (base64, a hash) is cut: nobody searches it
+TOKEN_CACHE_WORDS = 1 << 16  # words whose tokens are remembered: about 15 MB
+CHARS_PER_TOKEN = 4         # ASCII; what tokenisers of models average in English
+BYTES_PER_TOKEN = 3         # of UTF-8 beyond ASCII: a Han, kana or hangul sign is one
+# Words that make a sentence a question and say nothing of what it is about.
+STOP_WORDS = """
+a an the and or of in on at to for by with from as into is are was were be been being am
+do does did done can could should would will shall may might must have has had
+what which who whom whose when where why how that this these those it its there their
+they them he she his her him you your i my me we our us if so than then
+tell explain describe give please
+"""
+# The same in Chinese, as patterns, longest first; 几何 (geometry) is no question.
+QUESTION_PHRASES = """
+是什么时候 是什麼時候 什么时候 什麼時候 什么时间 什麼時間 甚麼時候 是什么 是什麼 是甚麼 为什么 為什麼
+為甚麼 什么样 什麼樣 怎么样 怎麼樣 什么 什麼 甚麼 怎么办 怎麼辦 怎么 怎麼 怎样 怎樣 如何 为何 為何
+何时 何時 何地 何处 何處 何人 何种 何種 哪一个 哪一個 哪一年 哪一 哪几 哪些 哪个 哪個 哪里 哪裡 哪裏 哪儿 哪種 哪种
+哪位 哪年 哪(?!吒|怕) 多少 几个 幾個 几种 几(?![何乎率]) 幾(?![何乎率]) 是谁 是誰 谁 誰 是否 能否 可否
+有没有 有沒有 请问 請問 吗 嗎 呢
+"""
 
 # Outline
 
@@ -225,24 +250,350 @@ class StorageError(LightragError):
 
 # =============================================================================
 # 3. Text -- normalise, tokens, sentences, token estimate, printable text [pure]
-#    Uses: nothing
+#    Uses: Settings
 # =============================================================================
 
-def one_line(text, width=None):
-    """Return a text as one line."""
-    return text[:width]
+# One tokeniser serves documents and questions, so that what is written is what is
+# found.  A *word* is a run of letters and digits with its joints (get_user, sign-off,
+# 3.11.7, C++); it gives its parts and, where it has several, the whole without joints,
+# so that user_id, userId and user-id are one identifier.  Scripts that put no space
+# between words (Han, kana, Thai) or whose signs are no letters to `re` (Hindi), and
+# Hangul with its endings, are *runs*: they give every sign and every pair of
+# neighbours.  A dictionary would know Chinese words better, but weighs megabytes.
+
+# Subtle: ranges are of text after NFKC; punctuation inside the blocks is left out.
+RUN_SIGNS = (
+    "\u3005-\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af"   # Han
+    "\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u3105-\u312f\u31f0-\u31ff"
+    "\u1100-\u11ff\uac00-\ud7a3"                                                # Hangul
+    "\u0900-\u0963\u0966-\u0dff\u0e01-\u0e4e\u0e50-\u0eff"          # India, Thai, Lao
+    "\u0f40-\u0fbc\u1000-\u1049\u1050-\u109f\u1780-\u17d3"  # Tibetan, Burmese, Khmer
+)
+_LETTER = rf"[^\W_{RUN_SIGNS}]"
+_JOINT = r"(?:[-.'\u2019\u2010]|_+|(?<=\d),(?=\d{3}(?!\d)))"
+WORD = re.compile(
+    rf"{_LETTER}+(?:{_JOINT}{_LETTER}+)*(?:\+\+|\#)?"
+    rf"|[{RUN_SIGNS}]+"
+    r"|(?<!\w)\.(?i:net)\b"
+)
+RUN = re.compile(rf"[{RUN_SIGNS}]")
+RUN_FIRST = "\u0900"        # no sign of a run is below it: a quick test for words
+HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U000323af]")
+KANA = re.compile("[\u3041-\u30ff]")
+LATIN_WORD = re.compile("[A-Za-z]+")
+# Points and accents without a composed letter, soft hyphens, zero-width signs: a
+# reader does not see them, so a search must not stumble over them.
+UNSEEN = re.compile(
+    "[\u00ad\u0300-\u036f\u0591-\u05bd\u05bf\u05c1\u05c2\u064b-\u065f\u0670"
+    "\u200b-\u200f\u2060\ufe00-\ufe0f\ufeff]"
+)
+PIECE = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_]+")
+VOWEL = re.compile("[aeiouy]")
+NAMES_WITH_SIGNS = {"c++", "g++", "c#", "f#", "j#"}
+# Letters that Unicode does not take apart into a letter and an accent.
+PLAIN_LETTERS = str.maketrans({
+    "ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "đ": "d", "Đ": "D", "ħ": "h", "ı": "i",
+    "æ": "ae", "Æ": "AE", "œ": "oe", "Œ": "OE", "ß": "ss", "ẞ": "SS",
+})
+
+STOPS = frozenset(STOP_WORDS.split())
+QUESTION_PHRASE = re.compile("|".join(QUESTION_PHRASES.split()))
+# Where a sentence may end: after a stop with its closing quotes, or at a line's end.
+SENTENCE_END = re.compile(
+    r"[。！？!?…]+[\"'”’」』）)\]]*|\.+[\"'”’)\]]*(?=\s|$)|\n"
+)
+ABBREVIATION = re.compile(
+    r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|etc|cf|al|Fig|Eq|No|Vol|pp?|ca|approx|Inc"
+    r"|Ltd|e\.g|i\.e|a\.k\.a)|\b[A-Z]|^\s*\d+)\.$", re.MULTILINE
+)
+# A new line that starts like this begins something new even in wrapped prose.
+LINE_START = re.compile(
+    r"[ \t]*(?:\n|[-*+•#>|=~`]|\d+[.)、]|[（(]?[一二三四五六七八九十]+[)）、])"
+)
+WRAPPED_CHARS_MIN = 40      # a shorter line ended because its author ended it
+
+SURROGATE = re.compile("[\ud800-\udfff]")
+# What drives a terminal: C0 and C1 codes but newline and tab, DEL, and the signs that
+# turn the direction of writing, with which a line can show other than it says.
+CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+)
+ESCAPE_SEQUENCE = re.compile(
+    "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"                            # colours, cursor
+    "|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\\\|\x9c)"
+)
+NAMED_ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
+def normalise(text):
+    """Return the text as the search sees it: NFKC, case and accents folded.
+
+    >>> normalise("Ｃａｆé ＳＴＲＡＳＳＥ")
+    'cafe strasse'
+    """
+    return _fold(unicodedata.normalize("NFKC", text)).casefold()
 
 
 def tokens(text):
-    """Return the search tokens of a text, in order."""
-    out = []
-    cjk = r"[\u3400-\u9fff\u3040-\u30ff\uac00-\ud7af]+"
-    for word in re.findall(cjk + r"|\w+", text.lower()):
-        if word[0] >= "\u3040" and len(word) > 1:
-            out += [word[i : i + 2] for i in range(len(word) - 1)]
-        else:
-            out.append(word)
-    return out
+    """Return the search tokens of a text, in order.
+
+    text    str, anything
+    ->      list[str]: stems of words and of their parts, signs and pairs of runs
+    >>> tokens("getUserById 的 sign-offs")
+    ['get', 'user', 'by', 'id', 'getuserbyid', '的', 'sign', 'off', 'signoff']
+    >>> tokens("GPT4模型")
+    ['gpt', '4', 'gpt4', '模', '型', '模型']
+    """
+    if text.isascii():
+        return list(chain.from_iterable(map(word_tokens, WORD.findall(text))))
+    found = []
+    for word in WORD.findall(_readable(text)):
+        found += _tokens_of(word)
+    return found
+
+
+def _tokens_of(word):
+    """Return the tokens of one match of WORD."""
+    is_run = word[0] >= RUN_FIRST and RUN.match(word)
+    return run_tokens(word) if is_run else word_tokens(word)
+
+
+def run_tokens(run):
+    """Return every sign of a run, then every pair of neighbours.
+
+    >>> run_tokens("人工智能")
+    ['人', '工', '智', '能', '人工', '工智', '智能']
+    """
+    return [*run, *map(add, run, run[1:])]
+
+
+@lru_cache(TOKEN_CACHE_WORDS)
+def word_tokens(word):
+    """Return the tokens of one match of WORD that is no run, as a tuple.
+
+    >>> word_tokens("CVE-2024-1234"), word_tokens("3.11.7"), word_tokens("C++")
+    (('cve', '2024', '1234', 'cve20241234'), ('3', '11', '7', '3.11.7'), ('c++',))
+    """
+    if word[-1] in "+#":
+        if word.casefold() in NAMES_WITH_SIGNS:
+            return (word.casefold(),)
+        word = word.rstrip("+#")
+    if word[0] == ".":
+        return (".net", "net")
+    word = _fold(word).replace("\u2019", "'").replace("\u2010", "-")
+    if word.endswith(("'s", "'S")):
+        word = word[:-2]
+    if "," in word:
+        word = _join_thousands(word)
+    parts = [part for piece in re.split(r"[-.',_]+", word) for part in _split(piece)]
+    if len(parts) == 1:
+        return (stem(parts[0]),)
+    joints_count = all(part.isdecimal() for part in parts)   # 3.11 is not 311
+    whole = word if joints_count else "".join(parts)
+    return (*map(stem, parts), stem(whole[:TOKEN_CHARS_MAX].casefold()))
+
+
+def _readable(text):
+    """Compose letters, make full-width signs plain, drop what nobody sees."""
+    return UNSEEN.sub("", unicodedata.normalize("NFKC", text))
+
+
+def _fold(text):
+    """Drop accents; leave signs of runs whole (a kana with its mark is another)."""
+    if text.isascii():
+        return text
+    letters = []
+    for letter in text.translate(PLAIN_LETTERS):
+        whole = letter < RUN_FIRST or not RUN.match(letter)
+        bare = unicodedata.normalize("NFD", letter) if whole else letter
+        letters.append(UNSEEN.sub("", bare))
+    return "".join(letters)
+
+
+def _join_thousands(word):
+    """Turn 12,000 into 12000, and leave 1999,200 as it is."""
+    return re.sub(r"(?<!\d)\d{1,3}(?:,\d{3})+(?!\d)",
+                  lambda match: match[0].replace(",", ""), word)
+
+
+def _split(piece):
+    """Yield the parts of a piece without joints, case folded: camelCase, gpt4."""
+    parts = PIECE.findall(piece)
+    letters_digits = len(parts) == 2 and parts[1].isdecimal() and len(parts[0]) > 1
+    if sum(part.isdecimal() for part in parts) and not letters_digits:
+        parts = [piece]             # a002, x86, 2f9c: an id means nothing in parts
+    for part in parts:
+        yield part[:TOKEN_CHARS_MAX].casefold()
+
+
+def stem(word):
+    """Strip the common English endings, lightly: plural, -ed, -ing, -ly, final e.
+
+    word    str, case folded
+    ->      str, at least two letters where the word has them
+    >>> [stem(word) for word in "settings stored classes policies using".split()]
+    ['set', 'stor', 'class', 'policy', 'us']
+    """
+    if len(word) < 4 or not word.isascii() or not word.isalpha():
+        return word
+    return _strip_participle(_strip_plural(word))
+
+
+def _strip_plural(word):
+    if word.endswith("ies") and len(word) > 4:
+        return word[:-3] + "y"
+    if word.endswith(("sses", "shes", "ches", "xes", "zes")):
+        return word[:-2]
+    if word.endswith("s") and word[-2] not in "su":
+        return word[:-1]
+    return word
+
+
+def _strip_participle(word):
+    for ending in ("ing", "ed", "ly"):
+        bare = word[: -len(ending)]
+        if word.endswith(ending) and len(bare) > 1 and VOWEL.search(bare):
+            doubled = len(bare) > 3 and bare[-1] == bare[-2] and bare[-1] not in "lsz"
+            word = bare[:-1] if doubled else bare
+            break
+    return word[:-1] if len(word) > 4 and word[-1] == "e" else word
+
+
+def question_tokens(text):
+    """Return the tokens of a question that are worth searching, with their weights.
+
+    Words that only make it a question are dropped, unless nothing else is left.
+    text    str, the question
+    ->      list[tuple[str, float]], each token once, in order of appearance
+    >>> question_tokens("What is the retry limit?")
+    [('retry', 1.0), ('limit', 1.0)]
+    >>> question_tokens("水是什么？")
+    [('水', 1.0)]
+    """
+    clean = QUESTION_PHRASE.sub(" ", _readable(text))
+    words = [word for word in WORD.findall(clean) if word.casefold() not in STOPS]
+    weights = {}
+    for word in words or WORD.findall(_readable(text)):
+        pairs_only = len(word) > 1 and RUN.match(word)
+        for token in run_tokens(word)[len(word):] if pairs_only else _tokens_of(word):
+            weights[token] = weights.get(token, 0.0) + 1.0
+    return list(weights.items())
+
+
+def sentences(text):
+    """Return the spans of the sentences of a text, blank ends left out.
+
+    text    str, prose in any language, Markdown, or wrapped lines
+    ->      list[tuple[int, int]]: in order, apart, every visible character in one
+    >>> text = "Dr. Li 说：好。See 3.11.7. 完！"
+    >>> [text[start:end] for start, end in sentences(text)]
+    ['Dr. Li 说：好。', 'See 3.11.7.', '完！']
+    """
+    spans, start = [], 0
+    for match in SENTENCE_END.finditer(text):
+        if _goes_on(text, start, match):
+            continue
+        _append_visible(spans, text, start, match.end())
+        start = match.end()
+    _append_visible(spans, text, start, len(text))
+    return spans
+
+
+def _goes_on(text, start, match):
+    """Tell whether the sentence from start goes on after a possible end."""
+    if match[0] == "\n":
+        line = match.start() - (text.rfind("\n", 0, match.start()) + 1)
+        return line >= WRAPPED_CHARS_MIN and not LINE_START.match(text, match.end())
+    if match[0] != ".":
+        return False
+    return bool(ABBREVIATION.search(text[max(start, match.end() - 12) : match.end()]))
+
+
+def _append_visible(spans, text, start, end):
+    piece = text[start:end]
+    bare = piece.strip()
+    if bare:
+        start += len(piece) - len(piece.lstrip())
+        spans.append((start, start + len(bare)))
+
+
+def estimate_tokens(text):
+    """Estimate how many tokens a model counts for a text.
+
+    >>> estimate_tokens("word" * 250), estimate_tokens("汉字" * 500)
+    (250, 1000)
+    """
+    plain = len(text.encode("ascii", "ignore"))
+    other = len(text.encode("utf-8", "surrogatepass")) - plain
+    return math.ceil(plain / CHARS_PER_TOKEN + other / BYTES_PER_TOKEN)
+
+
+def language(text):
+    """Return the language of labels and refusals: zh, or en for all others.
+
+    A Han sign weighs as much as a Latin word, so that "GPT4 模型" is Chinese; kana
+    says Japanese, where Chinese labels would read worse than English ones.
+    >>> language("PaddleOCR 提供哪些算法？"), language("What does 道 mean?")
+    ('zh', 'en')
+    """
+    signs = len(HAN.findall(text))
+    chinese = signs and signs >= len(LATIN_WORD.findall(text)) and not KANA.search(text)
+    return "zh" if chinese else "en"
+
+
+def whole_characters(text):
+    """Join pairs of surrogates, and put U+FFFD for each half that stands alone.
+
+    For every text on its way out: a request, a file, a terminal.
+    >>> ascii(whole_characters("\\ud83c\\udf78 \\udcb0"))
+    "'\\\\U0001f378 \\\\ufffd'"
+    """
+    if not SURROGATE.search(text):
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def printable(text):
+    """Return a text that cannot drive a terminal: newline and tab alone are kept.
+
+    Whole escape sequences go, so that no "[2J" is left over; of one that a stream cut
+    in two, the rest is harmless letters.
+    >>> printable("a\\x1b[31mb\\r\\nc\\x1b]0;title\\x07")
+    'ab\\nc'
+    """
+    return CONTROL.sub("", ESCAPE_SEQUENCE.sub("", whole_characters(text)))
+
+
+def one_line(text, width=None):
+    """Return a value on one line, escaped, as a question for approval must show it.
+
+    text    str, a path, an address, a command: nothing of it is left out unseen
+    width   int, characters at most; the middle gives way to a mark, but never the
+            host of an address or the last part of a path; None = no limit
+    >>> one_line("a\\x1b[2K\\nb")
+    'a\\\\x1b[2K\\\\nb'
+    >>> one_line("https://host.example/" + "x" * 900 + "/name.md", width=60)
+    'https://host.example/[... 890 characters ...]xxxxxxxxxx/name.md'
+    """
+    line = re.sub(f"{CONTROL.pattern}|[\n\t]|{SURROGATE.pattern}", _escape, text)
+    if width is None or len(line) <= width:
+        return line
+    host = re.match(r"\w+://[^/?#]*/?", line)
+    name = re.search(r"[/\\][^/\\]{0,255}$", line)
+    room = width - len(f"[... {len(line)} characters ...]")
+    tail = max(room // 2, len(name[0]) if name else 1)
+    head = max(room - tail, min(host.end(), 256) if host else 0)
+    dropped = len(line) - head - tail
+    if dropped <= 0:
+        return line
+    return f"{line[:head]}[... {dropped} characters ...]{line[-tail:]}"
+
+
+def _escape(match):
+    """Return the visible form of one control sign: \\n, \\x1b or \\u202e."""
+    code = ord(match[0])
+    hexadecimal = f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+    return NAMED_ESCAPES.get(match[0], hexadecimal)
 
 
 # =============================================================================

@@ -50,6 +50,198 @@ class Test00File(unittest.TestCase):
 # 3. Text
 # =============================================================================
 
+def best(query, *texts):
+    """Return the text that the index ranks first, by the contract's own door."""
+    base = lr.Knowledge(None)
+    for text in texts:
+        base.add_text(text, source=text[:40])
+    hits = base.search(query, k=3)
+    return hits[0].text if hits else None
+
+
+class Test03Text(unittest.TestCase):
+    """The tokeniser, sentences, estimates, and texts made safe to show."""
+
+    TRICKY = ("", "a", "水", "A单B", "GPT4模型", "😀\x00", "a\r\nb", "\udcb0", "é" * 3,
+              "x" * 150_000, "_" * 9000, "a-" * 9000, "人" * 9000, "1,000,000.5")
+
+    def test_no_text_breaks_a_function(self):
+        for text in self.TRICKY:
+            with self.subTest(text=text[:20]):
+                self.assertTrue(all(0 < len(token) <= lr.TOKEN_CHARS_MAX
+                                    for token in lr.tokens(text)))
+                self.assertTrue(all(weight > 0
+                                    for _, weight in lr.question_tokens(text)))
+                lr.printable(text).encode("utf-8")
+                lr.one_line(text).encode("utf-8")
+                self.assertGreaterEqual(lr.estimate_tokens(text), bool(text))
+                self.assertIn(lr.language(text), ("zh", "en"))
+
+    def test_TOK_1_cjk_is_found_by_words_and_by_single_signs(self):
+        texts = ("人工智能技术发展迅速", "水的沸点", "A单B", "日本語のテスト",
+                 "한국어 테스트 배포")
+        for query, wanted in (("人工智能", 0), ("技术", 0), ("水", 1), ("单", 2),
+                              ("テスト", 3), ("테스트", 4)):
+            with self.subTest(query=query):
+                self.assertEqual(best(query, *texts), texts[wanted])
+
+    def test_TOK_1_pairs_do_not_bridge_punctuation_or_spaces(self):
+        for text in ("中。国", "中 国", "中\n国", "中，国", "中・国", "中a国"):
+            with self.subTest(text=text):
+                self.assertNotIn("中国", lr.tokens(text))
+
+    def test_TOK_2_scripts_are_borders_and_full_width_is_plain(self):
+        texts = ("GPT4模型部署", "OAuth2授权", "Ｃｌｏｕｄ　１２３")
+        for query, wanted in (("GPT4", 0), ("模型", 0), ("gpt4 模型", 0), ("授权", 1),
+                              ("cloud 123", 2), ("ＧＰＴ４", 0), ("ｏａｕｔｈ２", 1)):
+            with self.subTest(query=query):
+                self.assertEqual(best(query, *texts), texts[wanted])
+
+    def test_TOK_3_identifiers_are_found_whole_and_in_parts(self):
+        texts = ("getUserById", "user_id", "parseHTMLResponse", "max-retry-count")
+        for query, wanted in (("html response", 2), ("retry", 3), ("getUserById", 0),
+                              ("user_id", 1), ("get_user_by_id", 0), ("userId", 1),
+                              ("MaxRetryCount", 3)):
+            with self.subTest(query=query):
+                self.assertEqual(best(query, *texts), texts[wanted])
+        for text in texts[:2]:
+            self.assertIn("user", lr.tokens(text))
+
+    def test_TOK_4_versions_ids_and_names_with_signs(self):
+        texts = ("RULE-A002", "CVE-2024-1234", "sign-off", "Python 3.11.7",
+                 "C++ templates", "C# generics", ".NET host", "C language")
+        for query, wanted in (("A002", 0), ("2024-1234", 1), ("signoff", 2),
+                              ("3.11.7", 3), ("C++", 4), ("C#", 5), (".NET", 6),
+                              ("C", 7), ("c++", 4), (".net", 6), ("sign-offs", 2),
+                              ("cve-2024-1234", 1), ("Python 3.11", 3)):
+            with self.subTest(query=query):
+                self.assertEqual(best(query, *texts), texts[wanted])
+
+    def test_spellings_of_one_word_share_its_tokens(self):
+        for one, other in (("café", "CAFE"), ("café", "cafe\u0301"), ("straße", "STRASSE"),
+                           ("Łódź", "lodz"), ("co\u00adop", "coop"), ("ﬁle", "file"),
+                           ("can\u2019t", "can't"), ("12,000", "12000"), ("ｶﾞ", "ガ"),
+                           ("well\u2011known", "well-known"), ("user's", "users")):
+            with self.subTest(one=one):
+                self.assertEqual(lr.tokens(one), lr.tokens(other))
+
+    def test_operators_are_no_names(self):
+        self.assertEqual(lr.tokens("i++; count++ foo#bar"), ["i", "count", "foo", "bar"])
+
+    def test_stems_join_forms_and_keep_words_apart(self):
+        for forms in ("connect connects connected connecting", "policy policies",
+                      "store stores stored storing", "stop stops stopped stopping",
+                      "class classes", "index indexes indexed indexing"):
+            with self.subTest(forms=forms):
+                self.assertEqual(len({lr.stem(word) for word in forms.split()}), 1)
+        for word in ("bus", "class", "status", "thing", "red", "fly", "string"):
+            with self.subTest(word=word):
+                self.assertEqual(lr.stem(word), word)
+
+    def test_question_words_go_unless_nothing_is_left(self):
+        for question, wanted in (
+            ("What is the retry limit?", ["retry", "limit"]),
+            ("历史压缩的触发阈值是多少？", ["历史", "史压", "压缩", "缩的", "的触", "触发",
+                                     "发阈", "阈值", "值是"]),
+            ("什么是几何？", ["是几", "几何"]),
+            ("谁？", ["谁"]),
+            ("the of", ["the", "of"]),
+            ("???", []),
+        ):
+            with self.subTest(question=question):
+                found = [token for token, _ in lr.question_tokens(question)]
+                self.assertEqual(found, wanted)
+
+    def test_every_question_token_is_a_document_token(self):
+        for text in ("getUserById", "人工智能 GPT4", "3.11.7 sign-offs", "C++", "水"):
+            with self.subTest(text=text):
+                asked = {token for token, _ in lr.question_tokens(text)}
+                self.assertLessEqual(asked, set(lr.tokens(text)))
+
+    def test_sentences(self):
+        for text, wanted in (
+            ("One. Two! Three?", ["One.", "Two!", "Three?"]),
+            ("他说：“好。”然后走了！真的吗？", ["他说：“好。”", "然后走了！", "真的吗？"]),
+            ("Dr. Li paid 3.5 e.g. in J. Smith's shop. Done",
+             ["Dr. Li paid 3.5 e.g. in J. Smith's shop.", "Done"]),
+            ("1. First\n2. Second", ["1. First", "2. Second"]),
+            ("# Title\nText of it.\n\n- a\n- b", ["# Title", "Text of it.", "- a", "- b"]),
+            ("a long line of prose that was wrapped at a\nwidth goes on. End",
+             ["a long line of prose that was wrapped at a\nwidth goes on.", "End"]),
+            ("Wait... what", ["Wait...", "what"]),
+            ("", []), (" \n\n ", []),
+        ):
+            with self.subTest(text=text):
+                found = [text[start:end] for start, end in lr.sentences(text)]
+                self.assertEqual(found, wanted)
+
+    def test_sentences_lose_nothing_and_never_overlap(self):
+        for text in (*self.TRICKY, "a. b\n\n c。d!e\n" * 50, ". . .\n。"):
+            with self.subTest(text=text[:20]):
+                spans = lr.sentences(text)
+                self.assertEqual("".join("".join(text[a:b] for a, b in spans).split()),
+                                 "".join(text.split()))
+                edges = [edge for span in spans for edge in span]
+                self.assertEqual(edges, sorted(edges))
+
+    def test_HIS_3_estimate_in_every_script(self):
+        for text, low, high in (("汉" * 1000, 600, 1500), ("か" * 1000, 600, 1500),
+                                ("한" * 1000, 600, 1500), ("a" * 1000, 225, 275),
+                                ("😀" * 100, 100, 300), ("", 0, 0), ("a", 1, 1)):
+            with self.subTest(text=text[:1]):
+                self.assertTrue(low <= lr.estimate_tokens(text) <= high)
+
+    def test_TXT_4_surrogates(self):
+        for text, wanted in (("\udcb0?", "\ufffd?"), ("\ud83c\udf78", "\U0001f378"),
+                             ("\udf78\ud83c", "\ufffd\ufffd"), ("plain 中", "plain 中")):
+            with self.subTest(text=ascii(text)):
+                self.assertEqual(lr.whole_characters(text), wanted)
+                self.assertEqual(lr.printable(text), wanted)
+
+    def test_TRM_1_nothing_printable_drives_a_terminal(self):
+        for text, wanted in (
+            ("a\x1b]0;x\x07b", "ab"), ("\x1b[2Ja", "a"), ("\x1b[1Aa", "a"),
+            ("\x1b]52;c;aGk=\x07a", "a"), ("\x9b2Ja", "a"), ("ab\b\b", "ab"),
+            ("\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "link"),
+            ("real\rfake", "realfake"), ("a\r\nb\tc", "a\nb\tc"),
+            ("\u202egpj.exe", "gpj.exe"), ("\x1b]0;never closed\nb", "]0;never closed\nb"),
+        ):
+            with self.subTest(text=ascii(text)):
+                self.assertEqual(lr.printable(text), wanted)
+
+    def test_TRM_1_pieces_of_a_stream_are_harmless(self):
+        for cut_at in range(10):
+            whole = "a\x1b]0;x\x07\x1b[2Jb"
+            shown = lr.printable(whole[:cut_at]) + lr.printable(whole[cut_at:])
+            self.assertTrue(shown.isprintable(), shown)
+
+    def test_PRM_2_one_line_shows_all_that_runs(self):
+        for text, wanted in (
+            ("a\x1b[2K\rb", r"a\x1b[2K\rb"), ("\x1b[1A", r"\x1b[1A"),
+            ("a\n" * 300, "a\\n" * 300), ("ab\b\b", r"ab\x08\x08"),
+            ("\u202eexe", r"\u202eexe"), ("\udcb0", r"\udcb0"), ("C:\\a b", "C:\\a b"),
+        ):
+            with self.subTest(text=ascii(text[:9])):
+                self.assertEqual(lr.one_line(text), wanted)
+
+    def test_PRM_2_long_values_keep_host_and_file_name(self):
+        host, name = "h" * 90 + ".example", "n" * 90 + ".md"
+        for text in (f"https://{host}/{'x' * 5000}/{name}", f"/home/{'x' * 5000}/{name}"):
+            line = lr.one_line(text, width=120)
+            self.assertTrue(line.endswith("/" + name))
+            self.assertEqual("https" in text, host in line)
+            self.assertIn("characters ...]", line)
+        line = lr.one_line("x" * 5000 + "; rm -rf", width=120)
+        self.assertTrue(line.endswith("; rm -rf") and len(line) <= 120)
+        self.assertEqual(lr.one_line("short", width=120), "short")
+
+    def test_language(self):
+        for text, wanted in (("历史压缩的阈值是多少", "zh"), ("GPT4 模型", "zh"), ("", "en"),
+                             ("What is the limit?", "en"), ("日本語のテスト", "en"),
+                             ("한국어", "en"), ("What does 道 mean in English?", "en")):
+            with self.subTest(text=text):
+                self.assertEqual(lr.language(text), wanted)
+
 
 # =============================================================================
 # 4. Outline
