@@ -53,10 +53,12 @@ from __future__ import annotations
 import calendar
 import fnmatch
 import hashlib
+import io
 import json
 import math
 import os
 import re
+import sys
 import time
 import unicodedata
 from functools import lru_cache
@@ -158,6 +160,8 @@ NAMED_CHARS_MAX = 60        # columns of one of them
 # Agent
 
 # Console
+PROGRESS_INTERVAL_S = 0.1   # quicker than the eye, slow enough for a slow terminal
+COLUMNS = 80                # of a terminal that does not say
 
 # Commands
 
@@ -1574,8 +1578,216 @@ def missing_anchor(knowledge, source):
 
 # =============================================================================
 # 22. Console -- printing, asking and progress under any encoding
-#    Uses: nothing
+#    Uses: Settings, Text
 # =============================================================================
+
+# Everything a person sees goes through one object, so that what holds for one line
+# holds for all: a sign that the terminal cannot show is escaped and never an error,
+# foreign text cannot drive the terminal, and nothing colours a pipe.  Standard output
+# carries the answer or the data; questions, progress and warnings go to standard error.
+
+STYLES = {"bold": "1", "dim": "2", "name": "36", "warn": "33"}
+
+
+class Console:
+    """Three text streams, whatever their encoding.
+
+    stdin, stdout, stderr  text streams, or None where the process was given none
+    environ                mapping, read for NO_COLOR and TERM
+    clock                  () -> seconds, paces the progress line
+    """
+
+    def __init__(self, stdin, stdout, stderr, environ, clock=time.monotonic):
+        self.stdin = _lenient(stdin, "surrogateescape")
+        self.stdout = _lenient(stdout, "backslashreplace")
+        self.stderr = _lenient(stderr, "backslashreplace")
+        self.out_ansi = obeys_codes(self.stdout, environ)
+        self.err_ansi = obeys_codes(self.stderr, environ)
+        self.coloured = not environ.get("NO_COLOR")
+        self._clock, self._next_progress, self._progress_shown = clock, 0.0, False
+
+    # Out
+
+    def say(self, *parts):
+        """Print one line of the answer or the data.
+
+        parts  str, or (style, str); control codes in them are not obeyed
+        """
+        self._write(self.stdout, parts, self.out_ansi)
+
+    def note(self, *parts):
+        """Print one line of what is not the answer: a warning, a notice, a question."""
+        self._write(self.stderr, parts, self.err_ansi)
+
+    def emit(self, data):
+        """Print one JSON object that is valid whatever standard output can encode."""
+        encoding = (self.stdout.encoding or "utf-8").lower().replace("_", "-")
+        line = json_line(data, encoding in ("utf-8", "utf8"))
+        self._write(self.stdout, [line], False)
+
+    def _write(self, stream, parts, ansi, end="\n"):
+        self._clear_progress()
+        text = "".join(
+            printable(part) if isinstance(part, str)
+            else paint(printable(part[1]), part[0], ansi and self.coloured)
+            for part in parts
+        )
+        stream.write(text + end)
+
+    def flush(self):
+        """Hand what is still buffered to the system, so that a failure is seen."""
+        self._clear_progress()
+        self.stdout.flush()
+        self.stderr.flush()
+
+    def abandon(self):
+        """Forget what is buffered: whoever read it is gone, or the disk is full."""
+        for stream in (self.stdout, self.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+    # Progress
+
+    def progress(self, done, total, name):
+        """Show how far long work is, on one line that the next output replaces."""
+        if not self.err_ansi or self._clock() < self._next_progress:
+            return
+        self._next_progress = self._clock() + PROGRESS_INTERVAL_S
+        line = f"{done}/{total} {one_line(name)}"
+        self.stderr.write("\r\x1b[K" + fit(line, columns_of(self.stderr) - 1))
+        self.stderr.flush()
+        self._progress_shown = True
+
+    def _clear_progress(self):
+        if self._progress_shown:
+            self._progress_shown = False
+            self.stderr.write("\r\x1b[K")
+            self.stderr.flush()
+
+    # In
+
+    @property
+    def can_ask(self):
+        """Whether there is somebody to ask: a terminal to type on and one to read."""
+        return self.stdin.isatty() and self.stderr.isatty()
+
+    def ask(self, question):
+        """Ask, and return what was typed, in small letters; "" for no answer.
+
+        A line without its end (Ctrl-D), Ctrl-C and a missing terminal are no answer.
+        """
+        if not self.can_ask:
+            return ""
+        self._write(self.stderr, [question + " "], False, end="")
+        self.stderr.flush()
+        try:
+            line = self.stdin.readline()
+        except KeyboardInterrupt:
+            line = ""
+        if not line.endswith("\n"):
+            self.note()
+            return ""
+        return line.strip().casefold()
+
+    def read_line(self, prompt):
+        """Read one line, edited by readline where that is loaded.
+
+        Raises EOFError at the end of input
+        """
+        self._clear_progress()
+        if self.stdin is sys.stdin and self.stdin.isatty() and self.stdout.isatty():
+            return input(prompt)
+        if self.stdin.isatty():
+            self.stderr.write(prompt)
+            self.stderr.flush()
+        line = self.stdin.readline()
+        if not line:
+            raise EOFError
+        return line.rstrip("\n")
+
+    def pending(self, wait_s):
+        """Tell whether more has been typed or pasted, after at most wait_s seconds."""
+        if not self.stdin.isatty():
+            return False
+        if os.name == "nt":
+            import msvcrt
+            time.sleep(wait_s)
+            return msvcrt.kbhit()
+        import select
+        return bool(select.select([self.stdin], [], [], wait_s)[0])
+
+    def read_bytes(self, limit):
+        """Return standard input as bytes, at most limit of them, for one source."""
+        binary = getattr(self.stdin, "buffer", None)
+        if binary is None:
+            return self.stdin.read(limit).encode("utf-8", "surrogateescape")
+        return binary.read(limit)
+
+
+def _lenient(stream, errors):
+    """Return the stream with a way out for what it cannot encode or decode."""
+    if stream is None:
+        return io.StringIO()
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors=errors)
+    return stream
+
+
+def obeys_codes(stream, environ):
+    """Tell whether a stream is a terminal that obeys escape codes."""
+    if not stream.isatty() or environ.get("TERM") == "dumb":
+        return False
+    if os.name != "nt":
+        return True
+    import ctypes
+    kernel, number = ctypes.windll.kernel32, {1: -11, 2: -12}[stream.fileno()]
+    return bool(kernel.SetConsoleMode(kernel.GetStdHandle(number), 7))
+
+
+def paint(text, style, coloured):
+    """Put a text in the codes of a style, where colours are wanted.
+
+    >>> paint("a", "bold", True), paint("a", "bold", False)
+    ('\\x1b[1ma\\x1b[0m', 'a')
+    """
+    return f"\x1b[{STYLES[style]}m{text}\x1b[0m" if coloured and text else text
+
+
+def json_line(data, utf8):
+    """Return data as one line of JSON that no encoding and no terminal can spoil.
+
+    utf8  whether whoever writes it can encode every character
+
+    >>> print(json_line({"a": "中\\x9b"}, True), json_line({"a": "é😀"}, False))
+    {"a": "中\\u009b"} {"a": "\\u00e9\\ud83d\\ude00"}
+    """
+    text = whole_characters(json.dumps(data, ensure_ascii=False))
+    unsafe = CONTROL if utf8 else "[^\0-\x7e]"
+    return re.sub(unsafe, lambda match: json.dumps(match[0])[1:-1], text)
+
+
+def columns_of(stream):
+    """Return how many columns a terminal has."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or COLUMNS
+    except (OSError, ValueError):
+        return COLUMNS
+
+
+def fit(text, columns):
+    """Cut a text to the columns of a terminal, where wide signs take two.
+
+    >>> fit("abc", 2), fit("中文", 3)
+    ('ab', '中')
+    """
+    used = 0
+    for i, sign in enumerate(text):
+        used += 2 if unicodedata.east_asian_width(sign) in "WF" else 1
+        if used > columns:
+            return text[:i]
+    return text
 
 
 # =============================================================================

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import doctest
 import importlib.util
+import io
+import json
 import os
+import select
 import sys
+import time
 import unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -396,6 +400,199 @@ class Test11Permissions(unittest.TestCase):
 # =============================================================================
 # 22. Console
 # =============================================================================
+
+def console_over(encoding, errors="strict", stdin=b"", **environ):
+    """Return (console, out, err): in memory, with streams of a strict encoding."""
+    out, err = io.BytesIO(), io.BytesIO()
+    streams = [
+        io.TextIOWrapper(raw, encoding=encoding, errors=errors, newline="\n")
+        for raw in (io.BytesIO(stdin), out, err)
+    ]
+    return lr.Console(*streams, environ), out, err
+
+
+class Terminal:
+    """A pseudo-terminal in this process, with a console at its far end."""
+
+    def __init__(self, typed=b"", clock=time.monotonic, **environ):
+        if not hasattr(os, "openpty"):
+            raise unittest.SkipTest("this system has no pseudo-terminals")
+        self.near, self._far = os.openpty()
+        self._files = [
+            os.fdopen(os.dup(self._far), mode, encoding="utf-8", newline="\n")
+            for mode in ("r", "w", "w")
+        ]
+        self.console = lr.Console(*self._files, environ, clock)
+        os.write(self.near, typed)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for file in self._files:
+            file.close()
+        os.close(self._far)
+        os.close(self.near)
+
+    def shown(self):
+        """Return what stands on the screen so far, without the typed echo's end."""
+        self.console.flush()
+        found = b""
+        while select.select([self.near], [], [], 0.05)[0]:
+            found += os.read(self.near, 65536)
+        return found.decode("utf-8")
+
+
+class Test22Console(unittest.TestCase):
+    """Printing, asking and progress."""
+
+    FOREIGN = "《Day 5 学习笔记》 ✓ 😀 ℝ café"
+
+    def test_TRM_2_no_encoding_is_an_error(self):
+        for encoding in ("ascii", "gbk", "cp1252", "latin-1", "utf-8", "utf-16-le"):
+            with self.subTest(encoding):
+                console, out, err = console_over(encoding)
+                console.say(self.FOREIGN)
+                console.note(self.FOREIGN)
+                console.flush()
+                shown = out.getvalue().decode(encoding)
+                self.assertEqual(shown, err.getvalue().decode(encoding))
+                self.assertIn("Day 5", shown)
+                self.assertIn("✓" if "utf" in encoding else "\\u2713", shown)
+
+    def test_ascii_shows_the_title_and_escapes_the_rest(self):
+        console, out, _ = console_over("ascii")
+        console.say("《Day 5 学》")
+        console.flush()
+        self.assertEqual(out.getvalue(), b"\\u300aDay 5 \\u5b66\\u300b\n")
+
+    def test_json_is_valid_and_the_same_under_any_encoding(self):
+        data = {"text": self.FOREIGN + "\x1b\x9b\x7f\u2028\u202e\ud83c\udf78\n\0"}
+        back = {"text": data["text"].replace("\ud83c\udf78", "\U0001f378")}
+        for encoding in ("ascii", "gbk", "cp1252", "utf-8"):
+            with self.subTest(encoding):
+                console, out, _ = console_over(encoding)
+                console.emit(data)
+                console.flush()
+                line = out.getvalue().decode(encoding)
+                self.assertEqual(json.loads(line), back)
+                self.assertEqual(line.count("\n"), 1)
+                self.assertNotRegex(line, "[\x1b\x7f-\x9f\u202e]")
+
+    def test_TXT_4_half_a_character_is_printed_as_its_replacement(self):
+        console, out, _ = console_over("utf-8")
+        console.say("a\udcb0b")
+        console.emit({"a": "\udcb0"})
+        console.flush()
+        shown = out.getvalue().decode("utf-8")
+        self.assertEqual(shown, 'a\ufffdb\n{"a": "\ufffd"}\n')
+
+    def test_TRM_1_foreign_codes_are_not_obeyed(self):
+        codes = ("\x1b]0;x\x07", "\x1b[2J", "\x1b[1A", "\x1b]52;c;eA==\x07",
+                 "\x1b]8;;http://a.test\x1b\\", "\x9b2J", "\b\b", "\r")
+        for code in codes:
+            with self.subTest(code=ascii(code)):
+                console, out, err = console_over("utf-8")
+                console.say("a" + code, ("bold", code + "b\tc"))
+                console.note(code)
+                console.flush()
+                self.assertEqual(out.getvalue(), b"ab\tc\n")
+                self.assertEqual(err.getvalue(), b"\n")
+
+    def test_missing_streams_are_silent(self):
+        console = lr.Console(None, None, None, {})
+        console.say("a")
+        console.emit({})
+        console.progress(1, 2, "a")
+        console.flush()
+        self.assertEqual(console.ask("sure?"), "")
+        self.assertRaises(EOFError, console.read_line, "> ")
+        self.assertEqual(console.read_bytes(9), b"")
+
+    def test_colours_on_a_terminal_only(self):
+        cases = [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True),
+                 ({"TERM": "dumb"}, False), ({"TERM": "xterm"}, True)]
+        for environ, coloured in cases:
+            with self.subTest(environ=environ), Terminal(**environ) as terminal:
+                terminal.console.say(("bold", "title"))
+                self.assertEqual("\x1b" in terminal.shown(), coloured)
+        console, out, _ = console_over("utf-8")
+        console.say(("bold", "title"))
+        console.flush()
+        self.assertEqual(out.getvalue(), b"title\n")
+
+    def test_progress_is_one_line_that_output_replaces(self):
+        ticks = iter(range(100))
+        with Terminal(clock=lambda: next(ticks)) as terminal:
+            terminal.console.progress(1, 9, "a\nb\x1b[2J" + "长" * 300)
+            terminal.console.say("done")
+            shown = terminal.shown()
+        self.assertTrue(shown.startswith("\r\x1b[K1/9 a\\nb\\x1b[2J长"))
+        self.assertLess(shown.count("长"), 40)
+        self.assertTrue(shown.endswith("\r\x1b[Kdone\r\n"))
+
+    def test_progress_keeps_its_pace_and_shuns_pipes(self):
+        with Terminal(clock=lambda: 5.0) as terminal:
+            for done in range(50):
+                terminal.console.progress(done, 50, "a")
+            self.assertEqual(terminal.shown().count("/50"), 1)
+        with Terminal(TERM="dumb") as terminal:
+            terminal.console.progress(1, 2, "a")
+            self.assertEqual(terminal.shown(), "")
+        console, _, err = console_over("utf-8")
+        console.progress(1, 2, "a")
+        console.flush()
+        self.assertEqual(err.getvalue(), b"")
+
+    def test_PRM_1_what_is_an_answer(self):
+        cases = [
+            (b"y\n", "y"), (b" Y \n", "y"), (b"YES\n", "yes"), ("是\n".encode(), "是"),
+            (b"\n", ""), (b"yn\n", "yn"), (b"maybe\n" * 100, "maybe"),
+            (b"\x04", ""), (b"y\x04\x04", ""),
+        ]
+        for typed, answer in cases:
+            with self.subTest(typed=typed[:9]), Terminal(typed) as terminal:
+                self.assertEqual(terminal.console.ask("sure? [y/N]"), answer)
+                self.assertIn("sure? [y/N] ", terminal.shown())
+
+    def test_PRM_1_without_a_terminal_nobody_is_asked(self):
+        for typed in (b"", b"y", b"y\n"):
+            with self.subTest(typed=typed):
+                console, out, err = console_over("utf-8", stdin=typed)
+                self.assertEqual(console.ask("sure?"), "")
+                console.flush()
+                self.assertEqual(out.getvalue() + err.getvalue(), b"")
+
+    def test_PRM_1_interrupt_is_no_answer(self):
+        class Interrupted(io.StringIO):
+            def readline(self):
+                raise KeyboardInterrupt
+
+            def isatty(self):
+                return True
+
+        err = Interrupted()
+        console = lr.Console(Interrupted(), io.StringIO(), err, {"TERM": "dumb"})
+        self.assertEqual(console.ask("sure?"), "")
+        self.assertEqual(err.getvalue(), "sure? \n")
+
+    def test_lines_and_what_waits(self):
+        with Terminal(b"one\ntwo\n") as terminal:
+            self.assertEqual(terminal.console.read_line("> "), "one")
+            self.assertEqual(terminal.console.read_line("> "), "two")
+            self.assertFalse(terminal.console.pending(0))
+            os.write(terminal.near, b"three\n")
+            self.assertTrue(terminal.console.pending(1))
+            self.assertEqual(terminal.console.read_line("> "), "three")
+        console, _, err = console_over("utf-8", stdin=b"a\xd6\xd0\n")
+        self.assertEqual(console.read_line("> "), "a\udcd6\udcd0")
+        self.assertFalse(console.pending(0))
+        console.flush()
+        self.assertEqual(err.getvalue(), b"")
+
+    def test_bytes_of_standard_input(self):
+        console, _, _ = console_over("utf-8", stdin=b"\xd6\xd0\0\n")
+        self.assertEqual(console.read_bytes(3), b"\xd6\xd0\0")
 
 
 # =============================================================================
