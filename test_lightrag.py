@@ -6,12 +6,16 @@ servers, large trees) run only with LRAG_TEST_SLOW=1, as .ci/run sets it.
 
 from __future__ import annotations
 
+import ast
+import bisect
 import doctest
 import importlib.util
 import io
 import json
 import os
+import re
 import select
+import subprocess
 import sys
 import time
 import unittest
@@ -33,11 +37,107 @@ lr = load()
 
 
 class Test00File(unittest.TestCase):
-    """The file as a whole: its map, its examples."""
+    """The file as a whole: its map, its rooms, its examples."""
+
+    BANNER = re.compile(r"# (\d+)\. ([A-Z][\w ]*) -- (.+?)( \[pure\])?$")
+    IMPURE = ("open", "print", "input", "os", "sys", "time", "random", "socket",
+              "urllib", "subprocess", "requests")
+
+    @classmethod
+    def setUpClass(cls):
+        with open(FILE, encoding="utf-8") as file:
+            cls.source = file.read()
+        cls.lines = cls.source.splitlines()
+        cls.tree = ast.parse(cls.source, feature_version=(3, 9))
+        cls.sections = []
+        for number, line in enumerate(cls.lines, 1):
+            if banner := cls.BANNER.match(line):
+                uses = re.match(r"#    Uses: (.+)$", cls.lines[number]).group(1)
+                names = [] if uses == "nothing" else uses.split(", ")
+                cls.sections.append((number, *banner.groups(), names))
+
+    def section_of(self, line):
+        """The index of the section that holds a line, or None above the first."""
+        starts = [section[0] for section in self.sections]
+        return bisect.bisect_right(starts, line) - 1 if line >= starts[0] else None
+
+    def test_map_is_the_banners(self):
+        listed = re.findall(r"^ +(\d+) ([A-Z][\w ]*?)  +\S", lr.__doc__, re.MULTILINE)
+        banners = [(number, name) for _, number, name, *_ in self.sections]
+        self.assertEqual(listed, banners)
+        numbers = [int(number) for number, _ in banners]
+        self.assertEqual(numbers, list(range(1, len(banners) + 1)))
+
+    def test_references_point_up_and_are_declared(self):
+        home, used = {}, {}
+        for node in self.tree.body:
+            if isinstance(node, (ast.Assign, ast.AnnAssign)):
+                targets = getattr(node, "targets", None) or [node.target]
+                names = [n.id for t in targets for n in ast.walk(t)
+                         if isinstance(n, ast.Name)]
+            else:
+                names = [node.name] if hasattr(node, "name") else []
+            home.update((name, self.section_of(node.lineno)) for name in names)
+        for node in self.tree.body:
+            here = self.section_of(node.lineno)
+            for n in ast.walk(node):
+                if here is None or not isinstance(n, ast.Name) or n.id not in home:
+                    continue
+                there = home[n.id]
+                if there is None or there == here:
+                    continue
+                self.assertLess(there, here, f"line {n.lineno}: {n.id} points down")
+                used.setdefault(here, set()).add(self.sections[there][2])
+        for i, section in enumerate(self.sections):
+            self.assertEqual(used.get(i, set()), set(section[5]), section[2])
+
+    def test_pure_sections_touch_nothing(self):
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Name) and node.id in self.IMPURE:
+                section = self.section_of(node.lineno)
+                if section is not None:
+                    self.assertIsNone(
+                        self.sections[section][4], f"line {node.lineno}: {node.id}"
+                    )
+
+    def test_rooms_are_of_a_size_to_live_in(self):
+        starts = [section[0] for section in self.sections] + [len(self.lines) + 1]
+        for (start, _, name, *_), stop in zip(self.sections, starts[1:]):
+            self.assertLessEqual(stop - start, 350, name)
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.FunctionDef):
+                self.assertLessEqual(node.end_lineno - node.lineno, 60, node.name)
+        for number, line in enumerate(self.lines, 1):
+            self.assertLessEqual(len(line), 88, f"line {number}")
+
+    def test_public_names_are_documented(self):
+        for node in ast.walk(self.tree):
+            named = isinstance(node, (ast.FunctionDef, ast.ClassDef))
+            if named and not node.name.startswith("_"):
+                self.assertTrue(ast.get_docstring(node), node.name)
+
+    def test_all_names_exist(self):
+        self.assertEqual([name for name in lr.__all__ if not hasattr(lr, name)], [])
 
     def test_docstring_examples(self):
         failed, _ = doctest.testmod(lr)
         self.assertEqual(failed, 0)
+
+    def test_import_does_nothing_and_is_light(self):
+        heavy = ["argparse", "dataclasses", "html.parser", "http.client", "inspect",
+                 "requests", "subprocess", "tempfile", "urllib.request", "zipfile"]
+        code = (
+            "import sys, importlib.util as u\n"
+            "before = set(sys.modules)\n"
+            f"spec = u.spec_from_file_location('copy', {FILE!r})\n"
+            "module = u.module_from_spec(spec)\n"
+            "sys.modules['copy'] = module\n"
+            "spec.loader.exec_module(module)\n"
+            f"print(sorted((set(sys.modules) - before).intersection({heavy!r})))\n"
+        )
+        command = [sys.executable, "-c", code]
+        run = subprocess.run(command, check=False, capture_output=True)
+        self.assertEqual((run.stdout.strip(), run.stderr), (b"[]", b""))
 
 
 # =============================================================================
@@ -610,5 +710,16 @@ class Test22Console(unittest.TestCase):
 # =============================================================================
 
 
+def main():
+    """Run the tests; say why each skipped one was, and close with the counts."""
+    result = unittest.main(exit=False).result
+    for test, reason in result.skipped:
+        print(f"skipped: {test.id()}: {reason}")
+    failed = len(result.failures) + len(result.errors) + len(result.unexpectedSuccesses)
+    passed = result.testsRun - failed - len(result.skipped)
+    print(f"{passed} passed, {failed} failed, {len(result.skipped)} skipped")
+    sys.exit(1 if failed or not passed else 0)
+
+
 if __name__ == "__main__":
-    unittest.main()
+    main()
