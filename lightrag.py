@@ -22,26 +22,27 @@ terminal, clock or environment):
      3 Text          normalise, tokens, sentences, token estimate, printable text
      4 Outline       where headings, fences and definitions begin and end
      5 Chunks        cut a document into passages that keep their offsets
-     6 Ranking       postings, BM25 and the best k
-     7 Markup        HTML and XML to text
-     8 Documents     bytes to title, kind and text
-     9 Answers       numbered sources, extractive answers, refusals
-    10 Protocol      the OpenAI wire format: messages, deltas, server-sent events
-    11 Permissions   (rules, call) to allow, ask or deny
-    12 Paths         ignore rules, secret names, confinement below a root
-    13 Files         the only section that touches the disk
-    14 Http          the only section that opens connections
-    15 Sources       path, folder, glob, URL or standard input to raw documents
-    16 Knowledge     the documents and their index
-    17 Ingest        plan, ask, add, sync and remove
-    18 Memory        long-term facts and the working memory
-    19 Model         chat completions over Http and Protocol
-    20 Tools         a table of what the agent can do
-    21 Agent         the loop; yields events, never prints
-    22 Console       printing, asking and progress under any encoding
-    23 Commands      one function a command
-    24 Prompt        the interactive prompt
-    25 Command line  arguments and main
+     6 Segments      postings as immutable bytes, in memory or mapped
+     7 Ranking       BM25F over segments, and the best k
+     8 Markup        HTML and XML to text
+     9 Documents     bytes to title, kind and text
+    10 Answers       numbered sources, extractive answers, refusals
+    11 Protocol      the OpenAI wire format: messages, deltas, server-sent events
+    12 Permissions   (rules, call) to allow, ask or deny
+    13 Paths         ignore rules, secret names, confinement below a root
+    14 Files         the only section that touches the disk
+    15 Http          the only section that opens connections
+    16 Sources       path, folder, glob, URL or standard input to raw documents
+    17 Knowledge     the documents and their index
+    18 Ingest        plan, ask, add, sync and remove
+    19 Memory        long-term facts and the working memory
+    20 Model         chat completions over Http and Protocol
+    21 Tools         a table of what the agent can do
+    22 Agent         the loop; yields events, never prints
+    23 Console       printing, asking and progress under any encoding
+    24 Commands      one function a command
+    25 Prompt        the interactive prompt
+    26 Command line  arguments and main
 
 Words: a document has a title, a source (the path or URL it came from) and a text;
 a chunk is a passage of it, text[start:end]; a hit is a chunk that a search found;
@@ -53,17 +54,23 @@ from __future__ import annotations
 import calendar
 import fnmatch
 import hashlib
+import heapq
 import io
 import json
 import math
 import os
 import re
+import struct
 import sys
 import time
 import unicodedata
+import zlib
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from functools import lru_cache
-from itertools import chain
-from operator import add
+from itertools import accumulate, chain
+from operator import add, itemgetter
 from typing import NamedTuple
 
 __version__ = "0.1.0"
@@ -120,10 +127,25 @@ SENTENCES_PER_CHUNK = 5
 SENTENCES_OVERLAP = 1
 CODE_LINES_PER_CHUNK = 25   # where code has no outline
 
-# Ranking
-HITS = 4                    # passages a question gets when nobody says otherwise
+# Segments
 BM25_K1 = 1.2
 BM25_B = 0.75
+REFERENCE_LENGTH = 200      # tokens of a chunk that counts as neither long nor short
+TITLE_WEIGHT = 0.5          # a token of the title counts half one of the text
+HEADING_WEIGHT = 0.5
+SEGMENT_MAGIC = b"LRAGSEG1"
+BLOCK_BYTES = 1 << 14       # checked at once, in about 10 microseconds
+TERMS_PER_BUCKET = 16       # of one range of CRC32
+DENSE_SHARE = 16            # a term in more than 1/16 of the units has a byte for each
+ROW_COUNTS = 64             # impacts of the counts below are kept by length of unit
+
+# Ranking
+HITS = 4                    # passages a question gets when nobody says otherwise
+WEIGHT_UNITS = 256          # that make a token's weight of 1.0: scores are integers
+SCORE_UNITS = 255 * WEIGHT_UNITS    # weight x impact of a full share of 1.0
+RARE_UNITS = 48             # a list of postings this short is read without asking why
+BISECTION_COST = 6          # looking up one unit costs as much as reading 6 postings
+MERGE_SHARE = 4             # a segment over a quarter of the one before is joined to it
 
 # Markup
 
@@ -628,9 +650,343 @@ def cut(text, kind="text", chunker="auto"):
 
 
 # =============================================================================
-# 6. Ranking -- postings, BM25 and the best k [pure]
-#    Uses: Settings, Text
+# 6. Segments -- postings as immutable bytes, in memory or mapped [pure]
+#    Uses: Settings, Errors, Text
 # =============================================================================
+
+# A unit is a chunk as the ranking counts them; the impact of a token in it is BM25F's
+# saturated frequency against a fixed reference length, rounded to a byte.  Rounding is
+# part of the definition of the score.  Because the reference is fixed and impacts hold
+# no idf, no segment depends on another, and two are joined without reading any text.
+# Source: Robertson & Zaragoza 2009, sections 3.4 to 3.6.
+#
+#     header | first unit of each document | directory | buckets | postings | dense rows
+#            | CRC32 of each block
+#
+# A bucket holds the terms of one range of CRC32: their numbers, then their names.  A
+# posting is impact << 24 | unit, so that a stride of bytes parts the two at memory
+# speed.  A term in more than one unit of 16 has a dense row too, a byte a unit.  The
+# byte order is the machine's; a foreign one fails the check of the header.
+
+SEGMENT_HEADER = struct.Struct("=8sIIIIIQI")   # magic, 5 counts, size, CRC32 of these
+TERM = struct.Struct("=III")
+COUNT = struct.Struct("=I")
+HIGH_BYTE = COUNT.pack(1 << 24).index(1)    # where the impact of a posting stands
+UNIT_MASK = (1 << 24) - 1
+GONE = (1 << 32) - 1        # stands for the number of a removed document
+
+
+class DamageError(StorageError):
+    """The bytes of an index are not what was written; the answer is to rebuild it."""
+
+
+class Term(NamedTuple):
+    """What a segment knows of one token."""
+
+    where: int          # the number of its first posting; the posting if only one
+    units: int          # that hold the token
+    packed: int         # number of its dense row (0 = none) << 8 | highest impact
+
+
+def impact(frequency, length):
+    """Return what a token is worth in a unit: 1 to 255.
+
+    frequency  weighted count of the token over the fields
+    length     weighted count of all tokens of the unit
+    >>> impact(1, REFERENCE_LENGTH), impact(2, REFERENCE_LENGTH), impact(9, 9)
+    (116, 159, 246)
+    """
+    k = BM25_K1 * (1 - BM25_B + BM25_B * length / REFERENCE_LENGTH)
+    return max(1, round(255 * frequency / (frequency + k)))
+
+
+class SegmentWriter:
+    """Gathers documents and makes a segment of them."""
+
+    def __init__(self):
+        self.firsts = array("I", [0])   # first unit of each document, then the end
+        self.postings = {}              # token -> posting, or an array of postings
+        self.rows = {}                  # length of a unit -> codes of 0, 1, 2 ...
+
+    def add(self, title, text, chunks):
+        """Take in one document; its chunks become units, in order."""
+        unit = self.firsts[-1]
+        titles, headings = Counter(tokens(title)), {}
+        for chunk in chunks:
+            if chunk.heading not in headings:
+                headings[chunk.heading] = Counter(tokens(chunk.heading))
+            body = Counter(tokens(text[chunk.start : chunk.end]))
+            self._post(unit, self._codes(body, titles, headings[chunk.heading]))
+            unit += 1
+        self.firsts.append(unit)
+
+    def _codes(self, body, title, heading):
+        """Return token -> impact << 24 of one unit, from the counts of its fields."""
+        length, extra = sum(body.values()), {}
+        for counts, weight in ((title, TITLE_WEIGHT), (heading, HEADING_WEIGHT)):
+            for token, count in counts.items():
+                extra[token] = extra.get(token, 0) + weight * count
+                length += weight * count
+        length = round(length)
+        row = self.rows.get(length)
+        if row is None:
+            row = [impact(count, length) << 24 for count in range(ROW_COUNTS)]
+            self.rows[length] = row
+        codes = {
+            token: row[count] if count < ROW_COUNTS else impact(count, length) << 24
+            for token, count in body.items()
+        }
+        for token, frequency in extra.items():
+            codes[token] = impact(frequency + body.get(token, 0), length) << 24
+        return codes
+
+    def _post(self, unit, codes):
+        postings, known = self.postings, self.postings.get
+        for token, code in codes.items():       # the loop that building waits for
+            held = known(token)
+            if held is None:
+                postings[token] = code | unit
+            elif held.__class__ is int:
+                postings[token] = array("I", (held, code | unit))
+            else:
+                held.append(code | unit)
+
+    def finish(self):
+        """Return the segment as bytes."""
+        named = ((name_of(token), held) for token, held in self.postings.items())
+        return pack_segment(self.firsts, named)
+
+
+def build_segment(documents):
+    """Return a segment of [(title, text, chunks)] as bytes."""
+    writer = SegmentWriter()
+    for document in documents:
+        writer.add(*document)
+    return writer.finish()
+
+
+def merge_segments(segments):
+    """Return one segment, as bytes, of the live documents; no text is read again."""
+    firsts, merged = array("I", [0]), {}
+    for segment in segments:
+        moves = segment.moves(firsts)
+        for name, postings in segment.terms():
+            kept = [posting - (posting & UNIT_MASK) + moves[posting & UNIT_MASK]
+                    for posting in postings if moves[posting & UNIT_MASK] != GONE]
+            if name in merged:
+                merged[name].extend(kept)
+            elif kept:
+                merged[name] = array("I", kept)
+    return pack_segment(firsts, merged.items())
+
+
+def name_of(token):
+    """Return a token as the index keeps it; half a surrogate pair is let be."""
+    return token.encode("utf-8", "surrogatepass")
+
+
+def split_postings(postings):
+    """Part packed postings into (array of units, bytes of impacts)."""
+    units = bytearray(postings)
+    impacts = bytes(units[HIGH_BYTE::4])
+    units[HIGH_BYTE::4] = bytes(len(impacts))
+    return array("I", bytes(units)), impacts
+
+
+def pack_segment(firsts, terms):
+    """Lay out a segment of (name, posting or array of postings) in any order."""
+    terms, units = sorted(terms, key=itemgetter(0)), firsts[-1]
+    if units > UNIT_MASK:
+        raise LimitError(f"An index segment holds {UNIT_MASK} chunks, not {units}")
+    buckets = [[] for _ in range(max(1, len(terms) // TERMS_PER_BUCKET))]
+    postings, dense = array("I"), []
+    for name, held in terms:
+        bucket = buckets[zlib.crc32(name) * len(buckets) >> 32]
+        if held.__class__ is int or len(held) == 1:
+            posting = held if held.__class__ is int else held[0]
+            bucket.append((name, TERM.pack(posting, 1, posting >> 24)))
+            continue
+        ids, impacts = split_postings(held)
+        row = 0
+        if len(ids) * DENSE_SHARE > units:
+            dense.append(dense_row(units, ids, impacts))
+            row = len(dense)
+        term = TERM.pack(len(postings), len(ids), row << 8 | max(impacts))
+        bucket.append((name, term))
+        postings.extend(held)
+    directory, table = array("I", [0]), bytearray()
+    for bucket in buckets:
+        table += bucket_bytes(bucket)
+        directory.append(len(table))
+    counts = (len(firsts) - 1, units, len(buckets), len(postings), len(dense))
+    return seal(counts, [firsts, directory, table, postings, *dense])
+
+
+def dense_row(units, ids, impacts):
+    """Return one byte a unit: the impact, or 0."""
+    row = bytearray(units)
+    for unit, value in zip(ids, impacts):
+        row[unit] = value
+    return row
+
+
+def bucket_bytes(bucket):
+    """Lay out a bucket: how many terms, their numbers, their names."""
+    if not bucket:
+        return b""
+    names, numbers = zip(*bucket)
+    blob = COUNT.pack(len(bucket)) + b"".join(numbers) + b"\n".join(names)
+    return blob + bytes(-len(blob) % 4)
+
+
+def seal(counts, parts):
+    """Put the header before the parts and the CRC32 of each block behind them."""
+    size = SEGMENT_HEADER.size + sum(memoryview(part).nbytes for part in parts)
+    header = SEGMENT_HEADER.pack(SEGMENT_MAGIC, *counts, size, 0)[: -COUNT.size]
+    data = b"".join([header, COUNT.pack(zlib.crc32(header)), *parts])
+    blocks = range(0, size, BLOCK_BYTES)
+    sums = array("I", [zlib.crc32(data[i : i + BLOCK_BYTES]) for i in blocks])
+    return b"".join([data, sums, COUNT.pack(zlib.crc32(sums))])
+
+
+class Segment:
+    """Reads a segment; every block is checked before it is first used.
+
+    buffer   bytes-like, what SegmentWriter.finish or merge_segments made
+    numbers  array("I") or a view like it: the number of each document, GONE if removed
+    Raises   DamageError, here and wherever a damaged block is met
+    """
+
+    def __init__(self, buffer, numbers):
+        self.buffer, self.numbers = memoryview(buffer), numbers
+        self.checked, self.dead = set(), set()
+        if len(self.buffer) < SEGMENT_HEADER.size + COUNT.size:
+            raise DamageError("An index file is too short")
+        header = bytes(self.buffer[: SEGMENT_HEADER.size])
+        magic, *counts, self.size, crc = SEGMENT_HEADER.unpack(header)
+        if magic != SEGMENT_MAGIC or zlib.crc32(header[: -COUNT.size]) != crc:
+            raise DamageError("An index file has a damaged or foreign header")
+        self.sums = self.buffer[self.size : -COUNT.size]
+        whole = self.size + 4 * -(-self.size // BLOCK_BYTES) + COUNT.size
+        end = self._number(whole - 4) if len(self.buffer) == whole else None
+        if zlib.crc32(self.sums) != end:
+            raise DamageError("An index file has lost its end")
+        self.sums = self.sums.cast("I")
+        self.documents, self.units, self.buckets, postings, _ = counts
+        self.directory = SEGMENT_HEADER.size + 4 * (self.documents + 1)
+        self.table = self.directory + 4 * (self.buckets + 1)
+        self.postings = self.table + self._number(self.table - 4)
+        self.dense = self.postings + 4 * postings
+
+    def _number(self, at):
+        return COUNT.unpack_from(self.buffer, at)[0]
+
+    def view(self, start, end):
+        """Return the bytes from start to end, checked."""
+        if not 0 <= start <= end <= self.size:
+            raise DamageError("An index file points outside itself")
+        for block in range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
+            if block not in self.checked:
+                at = block * BLOCK_BYTES
+                data = self.buffer[at : min(at + BLOCK_BYTES, self.size)]
+                if zlib.crc32(data) != self.sums[block]:
+                    raise DamageError("A block of an index file is damaged")
+                self.checked.add(block)
+        return self.buffer[start:end]
+
+    def find(self, token):
+        """Return the Term of a token, or None."""
+        name = name_of(token)
+        at = self.directory + 4 * (zlib.crc32(name) * self.buckets >> 32)
+        names, numbers = self._bucket(*self.view(at, at + 8).cast("I"))
+        if name not in names:
+            return None
+        return Term(*TERM.unpack_from(numbers, names.index(name) * TERM.size))
+
+    def _bucket(self, start, end):
+        """Return (names, packed numbers) of the bucket between two table offsets."""
+        if start == end:
+            return [], b""
+        blob = self.view(self.table + start, self.table + end)
+        names_at = COUNT.size + COUNT.unpack_from(blob)[0] * TERM.size
+        names = blob[names_at:].tobytes().rstrip(b"\0").split(b"\n")
+        return names, blob[COUNT.size : names_at]
+
+    def packed(self, term):
+        """Return the postings of a term: a sequence of impact << 24 | unit."""
+        if term.units == 1:
+            return array("I", (term.where,))
+        at = self.postings + 4 * term.where
+        return self.view(at, at + 4 * term.units).cast("I")
+
+    def row(self, term):
+        """Return the dense row of a term, a byte a unit, or None."""
+        number = term.packed >> 8
+        at = self.dense + (number - 1) * self.units
+        return self.view(at, at + self.units) if number else None
+
+    def terms(self):
+        """Yield (name, postings) of every term."""
+        directory = self.view(self.directory, self.table).cast("I")
+        for i in range(self.buckets):
+            names, numbers = self._bucket(*directory[i : i + 2])
+            for name, fields in zip(names, TERM.iter_unpack(numbers)):
+                yield name, self.packed(Term(*fields))
+
+    def firsts(self):
+        """Return the first unit of each document, and the end."""
+        return self.view(SEGMENT_HEADER.size, self.directory).cast("I")
+
+    def place(self, unit):
+        """Return (number, index of the chunk) of a unit."""
+        firsts = self.firsts()
+        document = bisect_right(firsts, unit) - 1
+        return self.numbers[document], unit - firsts[document]
+
+    def units_of(self, document):
+        """Return the range of units of a document, counted within the segment."""
+        at = SEGMENT_HEADER.size + 4 * document
+        return range(*self.view(at, at + 8).cast("I"))
+
+    def drop(self, document):
+        """Let go of one local document."""
+        self.numbers[document] = GONE
+        self.dead.update(self.units_of(document))
+
+    def moves(self, firsts):
+        """Append the live documents to firsts; -> new unit of each unit, or GONE."""
+        moves = array("I", [GONE]) * self.units
+        for document, number in enumerate(self.numbers):
+            if number != GONE:
+                units = self.units_of(document)
+                moves[units.start : units.stop] = array("I", [
+                    unit - units.start + firsts[-1] for unit in units
+                ])
+                firsts.append(firsts[-1] + len(units))
+        return moves
+
+    def live(self, term):
+        """Return how many live units hold a term."""
+        if not self.dead:
+            return term.units
+        row = self.row(term)
+        if row is not None:
+            return term.units - sum(1 for unit in self.dead if row[unit])
+        units, _ = split_postings(self.packed(term))
+        return term.units - len(self.dead.intersection(units))
+
+
+# =============================================================================
+# 7. Ranking -- BM25F over segments, and the best k [pure]
+#    Uses: Settings, Text, Segments
+# =============================================================================
+
+# A score is the sum over a query's tokens of weight x impact, both integers, so it is
+# the same in whatever order the tokens are read and equals exhaustive scoring tie for
+# tie.  Rare tokens are read first; once the tokens left cannot lift a unit not yet
+# seen over the k-th best, they are only looked up for the units still in the race.
+# Source: Turtle & Flood 1995 (MaxScore); idf as in Lucene, which is never negative.
+
 
 class Hit(NamedTuple):
     """A chunk that a search found, with all a face needs to show it."""
@@ -652,53 +1008,199 @@ class Hit(NamedTuple):
 
 
 class Index:
-    """Finds chunks by BM25; documents are numbers that the caller chooses.
+    """Finds chunks by BM25F; documents are numbers that the caller chooses.
 
     Ties are broken by document number, then chunk.
+
+    >>> index = Index()
+    >>> index.add(7, "", "red fish blue fish", [Chunk(0, 8), Chunk(9, 18)])
+    >>> [(number, chunk) for score, number, chunk in index.search("blue fish", 4)]
+    [(7, 1), (7, 0)]
     """
 
-    def __init__(self):
-        self.units, self.postings = {}, {}
+    def __init__(self, segments=()):
+        self.segments = list(segments)
+        self._writer, self._waiting = SegmentWriter(), array("I")
+        self._places = None     # number -> (segment, document in it)
 
     def add(self, number, title, text, chunks):
         """Index one document; its number must not be in use."""
-        self.units[number] = len(chunks)
-        for i, chunk in enumerate(chunks):
-            for token in tokens(title + "\n" + text[chunk.start : chunk.end]):
-                row = self.postings.setdefault(token, {})
-                row[number, i] = row.get((number, i), 0) + 1
+        self._writer.add(title, text, chunks)
+        self._waiting.append(number)
 
     def remove(self, number):
         """Forget one document."""
-        self.units.pop(number, None)
-        for row in self.postings.values():
-            for unit in [u for u in row if u[0] == number]:
-                del row[unit]
+        self.flush()
+        segment, document = self._place(number)
+        segment.drop(document)
+
+    def _place(self, number):
+        """Return (segment, document within it) of a number."""
+        if self._places is None:
+            self._places = {
+                known: (segment, document) for segment in self.segments
+                for document, known in enumerate(segment.numbers)
+            }
+        return self._places[number]
+
+    def flush(self):
+        """Make a segment of what was added, and keep the segments few.
+
+        While the last is more than a quarter of the one before, the two are joined: a
+        posting is moved a few times only.
+        """
+        if not self._waiting:
+            return
+        self.segments.append(Segment(self._writer.finish(), self._waiting))
+        self._writer, self._waiting, self._places = SegmentWriter(), array("I"), None
+        while len(self.segments) > 1:
+            before, last = self.segments[-2:]
+            if last.units * MERGE_SHARE <= before.units:
+                break
+            numbers = [n for n in chain(before.numbers, last.numbers) if n != GONE]
+            joined = Segment(merge_segments([before, last]), array("I", numbers))
+            self.segments[-2:] = [joined]
+
+    def terms(self, query):
+        """Return [(token, idf, weight, [(segment, Term or None)])] of a query."""
+        self.flush()
+        return [self._term(token, weight) for token, weight in question_tokens(query)]
+
+    def _term(self, token, weight):
+        found = [(segment, segment.find(token)) for segment in self.segments]
+        held = sum(segment.live(term) for segment, term in found if term)
+        total = sum(segment.units - len(segment.dead) for segment in self.segments)
+        idf = math.log(1 + (total - held + 0.5) / (held + 0.5))
+        return token, idf, max(1, round(idf * weight * WEIGHT_UNITS)), found
+
+    def idf(self, token):
+        """Return the weight of a token by how few chunks hold it."""
+        self.flush()
+        return self._term(token, 1)[1]
 
     def search(self, query, k, wanted=None):
         """Return the best k as [(score, number, chunk index)].
 
         wanted  None, or a callable: number -> bool
         """
-        total, scores = sum(self.units.values()), {}
-        for token in tokens(query):
-            row = self.postings.get(token, {})
-            idf = math.log(1 + (total - len(row) + 0.5) / (len(row) + 0.5))
-            for unit, tf in row.items():
-                if wanted is None or wanted(unit[0]):
-                    scores[unit] = scores.get(unit, 0) + idf * tf / (tf + BM25_K1)
-        best = sorted(scores.items(), key=lambda item: (-item[1], item[0]))[:k]
-        return [(score, number, i) for (number, i), score in best]
+        if k < 1:
+            return []
+        best, terms = [], self.terms(query)
+        for i, segment in enumerate(self.segments):
+            weighted = [
+                (found[i][1], weight) for _, _, weight, found in terms if found[i][1]
+            ]
+            allowed = None if wanted is None else wanted_units(segment, wanted)
+            least = best[-1][0] if len(best) == k else 1
+            for score, unit in best_units(segment, weighted, k, least, allowed):
+                best.append((score, *segment.place(unit)))
+            best.sort(key=lambda row: (-row[0], *row[1:]))
+            del best[k:]
+        return [(score / SCORE_UNITS, number, chunk) for score, number, chunk in best]
+
+    def explain(self, query, found):
+        """Return where the scores of found hits come from, for --explain.
+
+        found  [(number, chunk index)]
+        ->     [{"token", "chunks", "idf", "weight", "shares"}]: chunks that hold the
+               token, and what it gave each hit; a hit's shares add up to its score
+        """
+        rows = []
+        for token, idf, weight, terms in self.terms(query):
+            by_segment, shares = dict(terms), []
+            for number, chunk in found:
+                segment, document = self._place(number)
+                scores = {segment.units_of(document)[chunk]: 0}
+                if by_segment[segment]:
+                    look_up(scores, segment, by_segment[segment], weight)
+                shares += [score / SCORE_UNITS for score in scores.values()]
+            chunks = sum(segment.live(term) for segment, term in terms if term)
+            rows.append({"token": token, "chunks": chunks, "idf": idf,
+                         "weight": weight / WEIGHT_UNITS, "shares": shares})
+        return rows
+
+
+def wanted_units(segment, wanted):
+    """Return the live units of the documents whose number is wanted."""
+    return [
+        unit for document, number in enumerate(segment.numbers)
+        if number != GONE and wanted(number) for unit in segment.units_of(document)
+    ]
+
+
+def best_units(segment, weighted, k, least, allowed=None):
+    """Return [(score, unit)] of all units that may be among the best k, ties too.
+
+    weighted  [(Term, weight)] of the query's tokens that the segment has
+    least     int >= 1, the score that is needed
+    allowed   None, or the only units that count
+    """
+    weighted = sorted(weighted, key=lambda row: row[0].units)
+    bounds = [(term.packed & 255) * weight for term, weight in weighted]
+    ahead = [*accumulate(reversed(bounds))][::-1]   # what the terms from i on can add
+    scores, i = {}, 0
+    if allowed is not None:
+        scores = dict.fromkeys(allowed, 0)
+    else:
+        while i < len(weighted):
+            term, weight = weighted[i]
+            if term.units > RARE_UNITS and ahead[i] < max(least, kth(scores, k)):
+                break
+            add_all(scores, segment, term, weight)
+            i += 1
+    for rest, (term, weight) in zip(ahead[i:], weighted[i:]):
+        floor = max(least, kth(scores, k)) - rest
+        if floor > 0:
+            scores = {u: score for u, score in scores.items() if score >= floor}
+        look_up(scores, segment, term, weight)
+    least = max(least, kth(scores, k))
+    return [(score, unit) for unit, score in scores.items() if score >= least]
+
+
+def kth(scores, k):
+    """Return the k-th best score, or 0 when there are fewer."""
+    return heapq.nlargest(k, scores.values())[-1] if 0 < k <= len(scores) else 0
+
+
+def add_all(scores, segment, term, weight):
+    """Add what a term gives to every live unit that holds it."""
+    units, impacts = split_postings(segment.packed(term))
+    known = scores.get
+    for unit, value in zip(units, impacts):
+        scores[unit] = known(unit, 0) + value * weight
+    for unit in segment.dead.intersection(units):
+        del scores[unit]
+
+
+def look_up(scores, segment, term, weight):
+    """Add what a term gives to the units that are scored already, whichever way."""
+    row = segment.row(term)
+    if row is not None:
+        for unit in scores:
+            scores[unit] += row[unit] * weight
+        return
+    units, impacts = split_postings(segment.packed(term))
+    if len(scores) * BISECTION_COST > term.units:
+        known = scores.get
+        for unit, value in zip(units, impacts):
+            score = known(unit)
+            if score is not None:
+                scores[unit] = score + value * weight
+        return
+    for unit in scores:
+        i = bisect_left(units, unit)
+        if i < term.units and units[i] == unit:
+            scores[unit] += impacts[i] * weight
 
 
 # =============================================================================
-# 7. Markup -- HTML and XML to text [pure]
+# 8. Markup -- HTML and XML to text [pure]
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 8. Documents -- bytes to title, kind and text [pure]
+# 9. Documents -- bytes to title, kind and text [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -743,19 +1245,19 @@ def read_document(data, name, content_type="", charset=""):
 
 
 # =============================================================================
-# 9. Answers -- numbered sources, extractive answers, refusals [pure]
+# 10. Answers -- numbered sources, extractive answers, refusals [pure]
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 10. Protocol -- the OpenAI wire format: messages, deltas, server-sent events [pure]
+# 11. Protocol -- the OpenAI wire format: messages, deltas, server-sent events [pure]
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 11. Permissions -- (rules, call) to allow, ask or deny [pure]
+# 12. Permissions -- (rules, call) to allow, ask or deny [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -864,13 +1366,13 @@ def with_rule(config, project, rule):
 
 
 # =============================================================================
-# 12. Paths -- ignore rules, secret names, confinement below a root [pure]
+# 13. Paths -- ignore rules, secret names, confinement below a root [pure]
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 13. Files -- the only section that touches the disk
+# 14. Files -- the only section that touches the disk
 #    Uses: Errors
 # =============================================================================
 
@@ -969,13 +1471,13 @@ class Lock:
 
 
 # =============================================================================
-# 14. Http -- the only section that opens connections
+# 15. Http -- the only section that opens connections
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 15. Sources -- path, folder, glob, URL or standard input to raw documents
+# 16. Sources -- path, folder, glob, URL or standard input to raw documents
 #    Uses: nothing
 # =============================================================================
 
@@ -1036,7 +1538,7 @@ def read_source(candidate, approve, stdin):
 
 
 # =============================================================================
-# 16. Knowledge -- the documents and their index
+# 17. Knowledge -- the documents and their index
 #    Uses: Settings, Errors, Chunks, Ranking, Documents, Files, Sources
 # =============================================================================
 
@@ -1348,7 +1850,7 @@ def root_of(home):
 
 
 # =============================================================================
-# 17. Ingest -- plan, ask, add, sync and remove
+# 18. Ingest -- plan, ask, add, sync and remove
 #    Uses: Errors, Text, Chunks, Documents, Files, Sources, Knowledge, Settings
 # =============================================================================
 
@@ -1553,31 +2055,31 @@ def missing_anchor(knowledge, source):
 
 
 # =============================================================================
-# 18. Memory -- long-term facts and the working memory
+# 19. Memory -- long-term facts and the working memory
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 19. Model -- chat completions over Http and Protocol
+# 20. Model -- chat completions over Http and Protocol
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 20. Tools -- a table of what the agent can do
+# 21. Tools -- a table of what the agent can do
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 21. Agent -- the loop; yields events, never prints
+# 22. Agent -- the loop; yields events, never prints
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 22. Console -- printing, asking and progress under any encoding
+# 23. Console -- printing, asking and progress under any encoding
 #    Uses: Settings, Text
 # =============================================================================
 
@@ -1791,19 +2293,19 @@ def fit(text, columns):
 
 
 # =============================================================================
-# 23. Commands -- one function a command
+# 24. Commands -- one function a command
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 24. Prompt -- the interactive prompt
+# 25. Prompt -- the interactive prompt
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 25. Command line -- arguments and main
+# 26. Command line -- arguments and main
 #    Uses: nothing
 # =============================================================================
 

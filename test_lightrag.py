@@ -12,7 +12,9 @@ import doctest
 import importlib.util
 import io
 import json
+import math
 import os
+import random
 import re
 import select
 import subprocess
@@ -358,35 +360,290 @@ class Test03Text(unittest.TestCase):
 
 
 # =============================================================================
-# 6. Ranking
+# 6. Segments
+# =============================================================================
+
+WORDS = ["red", "blue", "fish", "bird", "cat", "dog", "one", "two", "three", "four", "红", "蓝鱼", "getUserName", "v1.2"]
+
+
+def random_documents(count, seed, chunks_max=4):
+    """Return [(title, text, chunks)]; few words, so that there are many ties."""
+    chance, documents = random.Random(seed), []
+    for i in range(count):
+        text, chunks = "", []
+        for _ in range(chance.randint(0, chunks_max)):
+            start = len(text)
+            text += " ".join(chance.choices(WORDS[: 3 + i % 12], k=chance.randint(1, 9)))
+            chunks.append(lr.Chunk(start, len(text), chance.choice(["", "red > cat"])))
+        documents.append((chance.choice(WORDS) if i % 3 else "", text, chunks))
+    return documents
+
+
+def all_impacts(segment):
+    """Return {(name, unit): impact} of a segment."""
+    return {
+        (name, posting & lr.UNIT_MASK): posting >> 24
+        for name, postings in segment.terms() for posting in postings
+    }
+
+
+def open_segment(documents):
+    return lr.Segment(
+        lr.build_segment(documents), lr.array("I", range(len(documents)))
+    )
+
+
+class Test06Segments(unittest.TestCase):
+    """Postings as bytes: what goes in comes out, and damage is noticed."""
+
+    def test_impact_by_hand(self):
+        # k = 1.2 x (1 - 0.75 + 0.75 x 1) = 1.2;  255 x 1 / (1 + 1.2) = 115.9
+        self.assertEqual(lr.impact(1, lr.REFERENCE_LENGTH), 116)
+        for frequency in (1, 2, 5, 63, 64, 1000):
+            for length in (1, 10, 100, 1000, 10**6):
+                self.assertIn(lr.impact(frequency, length), range(1, 256))
+                self.assertGreaterEqual(
+                    lr.impact(frequency + 1, length), lr.impact(frequency, length)
+                )
+
+    def test_impacts_are_those_of_the_definition(self):
+        documents = [*random_documents(40, seed=1), ("", "ox " * 90, [lr.Chunk(0, 270)])]
+        expected, unit = {}, 0
+        for title, text, chunks in documents:
+            for chunk in chunks:
+                counts = {}
+                for field, weight in (
+                    (text[chunk.start : chunk.end], 1),
+                    (title, lr.TITLE_WEIGHT),
+                    (chunk.heading, lr.HEADING_WEIGHT),
+                ):
+                    for token in lr.tokens(field):
+                        counts[token] = counts.get(token, 0) + weight
+                length = round(sum(counts.values()))
+                for token, count in counts.items():
+                    expected[token.encode(), unit] = lr.impact(count, length)
+                unit += 1
+        self.assertEqual(all_impacts(open_segment(documents)), expected)
+
+    def test_same_bytes_twice_and_in_any_order_of_terms(self):
+        documents = random_documents(30, seed=2)
+        self.assertEqual(lr.build_segment(documents), lr.build_segment(documents))
+        self.assertEqual(lr.build_segment([]), lr.build_segment([]))
+
+    def test_find_says_the_same_as_terms(self):
+        segment = open_segment(random_documents(60, seed=3))
+        rows = 0
+        for name, postings in segment.terms():
+            term = segment.find(name.decode())
+            self.assertEqual(list(segment.packed(term)), list(postings))
+            self.assertEqual(term.units, len(postings))
+            self.assertEqual(term.packed & 255, max(p >> 24 for p in postings))
+            row = segment.row(term)
+            if row is not None:
+                rows += 1
+                self.assertEqual(
+                    {unit: value for unit, value in enumerate(row) if value},
+                    {p & lr.UNIT_MASK: p >> 24 for p in postings},
+                )
+        self.assertGreater(rows, 3)
+        for token in ("", "nowhere", "re", "redd", "\udc80", "\n"):
+            self.assertIsNone(segment.find(token))
+
+    def test_merge_is_the_segment_of_all_documents(self):
+        documents = random_documents(50, seed=4)
+        parts = [documents[:20], documents[20:21], [], documents[21:]]
+        merged = lr.merge_segments([open_segment(part) for part in parts])
+        self.assertEqual(merged, lr.build_segment(documents))
+
+    def test_merge_leaves_the_dead_out(self):
+        documents = random_documents(40, seed=5)
+        first, second = open_segment(documents[:25]), open_segment(documents[25:])
+        gone = [0, 3, 4, 24, 25, 39]
+        for i in gone:
+            segment, i = (first, i) if i < 25 else (second, i - 25)
+            segment.drop(i)
+        kept = [d for i, d in enumerate(documents) if i not in gone]
+        merged = lr.merge_segments([first, second])
+        self.assertEqual(merged, lr.build_segment(kept))
+
+    def test_every_flipped_bit_and_every_cut_is_noticed(self):
+        documents = random_documents(12, seed=6)
+        data = lr.build_segment(documents)
+        numbers = lr.array("I", range(len(documents)))
+        whole = all_impacts(lr.Segment(data, numbers))
+        for at in range(0, len(data), 5):
+            with self.subTest(flipped=at), self.assertRaises(lr.DamageError):
+                bad = bytearray(data)
+                bad[at] ^= 1 << at % 8
+                segment = lr.Segment(bad, numbers)
+                self.assertEqual(all_impacts(segment), whole)
+                self.assertEqual([segment.place(u) for u in range(segment.units)], [])
+        for size in [*range(60), len(data) // 2, len(data) - 1, len(data) + 4]:
+            with self.subTest(size=size), self.assertRaises(lr.DamageError):
+                all_impacts(lr.Segment((data + b"1234")[:size], numbers))
+
+
+# =============================================================================
+# 7. Ranking
+# =============================================================================
+
+def exhaustive(documents, query, k, wanted=None):
+    """Score every chunk of {number: document} by the definition; nothing clever."""
+    units, weighted = [], lr.question_tokens(query)
+    for number, document in documents.items():
+        impacts = {}
+        for (name, unit), value in all_impacts(open_segment([document])).items():
+            impacts.setdefault(unit, {})[name.decode()] = value
+        for chunk in range(len(document[2])):
+            units.append((number, chunk, impacts.get(chunk, {})))
+    scores = {}
+    for token, weight in weighted:
+        held = sum(token in impacts for _, _, impacts in units)
+        idf = math.log(1 + (len(units) - held + 0.5) / (held + 0.5))
+        weight = max(1, round(idf * weight * lr.WEIGHT_UNITS))
+        for number, chunk, impacts in units:
+            if token in impacts and (wanted is None or wanted(number)):
+                place = number, chunk
+                scores[place] = scores.get(place, 0) + weight * impacts[token]
+    best = sorted(scores.items(), key=lambda item: (-item[1], item[0]))[:k]
+    return [(score / lr.SCORE_UNITS, *place) for place, score in best]
+
+
+def index_of(*texts):
+    index = lr.Index()
+    for number, text in enumerate(texts):
+        index.add(number, "", text, lr.cut(text))
+    return index
+
+
+class Test07Ranking(unittest.TestCase):
+    """The best k are those of exhaustive scoring, tie for tie."""
+
+    def test_equals_exhaustive_scoring_while_documents_come_and_go(self):
+        for seed in range(3):
+            chance, index, documents = random.Random(seed), lr.Index(), {}
+            supply = iter(random_documents(400, seed, chunks_max=9))
+            for step in range(28):
+                for _ in range(chance.choice([0, 1, 2, 30])):
+                    number = chance.randint(0, 500)
+                    if number in documents:
+                        index.remove(number)
+                    documents[number] = next(supply, ("", "", []))
+                    index.add(number, *documents[number])
+                for number in chance.sample(sorted(documents), len(documents) // 9):
+                    index.remove(number)
+                    del documents[number]
+                if step % 4 == 0:
+                    query = " ".join(chance.choices(WORDS, k=chance.randint(1, 6)))
+                    k = chance.choice([1, 2, 4, 10, 5000])
+                    wanted = chance.choice([None, lambda number: number % 3 == 0])
+                    with self.subTest(seed=seed, step=step, query=query, k=k):
+                        self.assertEqual(
+                            index.search(query, k, wanted),
+                            exhaustive(documents, query, k, wanted),
+                        )
+
+    def test_pruning_equals_exhaustive_scoring_on_frequent_words(self):
+        documents = dict(enumerate(random_documents(700, seed=9)))
+        index = lr.Index()
+        for number, document in documents.items():
+            index.add(number, *document)
+        for query in ("red blue fish", "v1.2 red red", "蓝鱼 one two red", "getUserName"):
+            for k in (1, 4, 50):
+                with self.subTest(query=query, k=k):
+                    self.assertEqual(
+                        index.search(query, k), exhaustive(documents, query, k)
+                    )
+
+    def test_order_of_the_words_changes_nothing(self):
+        index = index_of("red fish", "blue fish", "red blue", "fish fish red")
+        self.assertEqual(
+            index.search("red blue fish", 9), index.search("fish red blue", 9)
+        )
+
+    def test_BM_1_a_match_scores_above_zero(self):
+        for texts in (["fox", "cat"], ["fox", "fox a", "cat", "dog"],
+                      ["fox", "fox fox", "fox fox fox"], ["fox"]):
+            with self.subTest(texts=texts):
+                found = index_of(*texts).search("fox", 10)
+                matching = {i for i, text in enumerate(texts) if "fox" in text}
+                self.assertEqual({number for _, number, _ in found}, matching)
+                self.assertGreater(min(score for score, _, _ in found), 0)
+
+    def test_BM_2_nothing_to_find_is_no_error(self):
+        queries = ("", "???", "the of", "的", "nowhere", "\udc80", "\0")
+        for index in (lr.Index(), index_of("...", "?!"), index_of("fox", "cat")):
+            for query in queries:
+                self.assertEqual(index.search(query, 10), [])
+        self.assertEqual(len(index_of("fox", "fox").search("fox", 10)), 2)
+        self.assertEqual(index_of("fox").search("fox", 0), [])
+        self.assertEqual(len(index_of("the of", "fox").search("the of", 4)), 1)
+
+    def test_BM_3_a_removed_document_leaves_nothing(self):
+        index = index_of("due on Monday", "fox", "cat")
+        before = index.idf("monday")
+        index.remove(0)
+        index.add(0, "", "due on Friday", [lr.Chunk(0, 13)])
+        self.assertEqual(index.search("Monday", 4), [])
+        self.assertEqual([n for _, n, _ in index.search("Friday", 4)], [0])
+        self.assertGreater(index.idf("monday"), before)
+        self.assertEqual(index.idf("monday"), index.idf("nowhere"))
+        index.remove(0)
+        self.assertEqual(index.search("Friday due", 4), [])
+
+    def test_idf_by_hand(self):
+        index = index_of("fox", "cat", "cat dog")
+        self.assertAlmostEqual(index.idf("cat"), math.log(1 + 1.5 / 2.5))
+        self.assertAlmostEqual(index.idf("nowhere"), math.log(1 + 3.5 / 0.5))
+
+    def test_a_title_and_a_heading_count_for_every_chunk(self):
+        index = lr.Index()
+        chunks = [lr.Chunk(0, 3, "Sharks"), lr.Chunk(4, 7, "Whales")]
+        index.add(0, "Fish", "red and blue", chunks)
+        found = [[chunk for _, _, chunk in index.search(query, 4)]
+                 for query in ("fish", "sharks", "whales")]
+        self.assertEqual(found, [[0, 1], [0], [1]])
+
+    def test_explain_adds_up_to_the_score(self):
+        documents = random_documents(90, seed=8)
+        index = lr.Index()
+        for number, document in enumerate(documents):
+            index.add(number, *document)
+        query = "red blue getUserName nowhere"
+        found = index.search(query, 6)
+        rows = index.explain(query, [place for _, *place in found])
+        tokens = [token for token, _ in lr.question_tokens(query)]
+        self.assertEqual([row["token"] for row in rows], tokens)
+        for i, (score, _, _) in enumerate(found):
+            self.assertAlmostEqual(sum(row["shares"][i] for row in rows), score)
+        self.assertEqual([rows[-1]["chunks"], sum(rows[-1]["shares"])], [0, 0])
+
+
+# =============================================================================
+# 8. Markup
 # =============================================================================
 
 
 # =============================================================================
-# 7. Markup
+# 9. Documents
 # =============================================================================
 
 
 # =============================================================================
-# 8. Documents
+# 10. Answers
 # =============================================================================
 
 
 # =============================================================================
-# 9. Answers
+# 11. Protocol
 # =============================================================================
 
 
 # =============================================================================
-# 10. Protocol
+# 12. Permissions
 # =============================================================================
 
-
-# =============================================================================
-# 11. Permissions
-# =============================================================================
-
-class Test11Permissions(unittest.TestCase):
+class Test12Permissions(unittest.TestCase):
     """Rules, patterns and the verdict."""
 
     def test_rules_are_read_and_written_alike(self):
@@ -448,57 +705,57 @@ class Test11Permissions(unittest.TestCase):
 
 
 # =============================================================================
-# 12. Paths
+# 13. Paths
 # =============================================================================
 
 
 # =============================================================================
-# 13. Files
+# 14. Files
 # =============================================================================
 
 
 # =============================================================================
-# 14. Http
+# 15. Http
 # =============================================================================
 
 
 # =============================================================================
-# 15. Sources
+# 16. Sources
 # =============================================================================
 
 
 # =============================================================================
-# 16. Knowledge
+# 17. Knowledge
 # =============================================================================
 
 
 # =============================================================================
-# 17. Ingest
+# 18. Ingest
 # =============================================================================
 
 
 # =============================================================================
-# 18. Memory
+# 19. Memory
 # =============================================================================
 
 
 # =============================================================================
-# 19. Model
+# 20. Model
 # =============================================================================
 
 
 # =============================================================================
-# 20. Tools
+# 21. Tools
 # =============================================================================
 
 
 # =============================================================================
-# 21. Agent
+# 22. Agent
 # =============================================================================
 
 
 # =============================================================================
-# 22. Console
+# 23. Console
 # =============================================================================
 
 def console_over(encoding, errors="strict", stdin=b"", **environ):
@@ -543,7 +800,7 @@ class Terminal:
         return found.decode("utf-8")
 
 
-class Test22Console(unittest.TestCase):
+class Test23Console(unittest.TestCase):
     """Printing, asking and progress."""
 
     FOREIGN = "《Day 5 学习笔记》 ✓ 😀 ℝ café"
@@ -696,17 +953,17 @@ class Test22Console(unittest.TestCase):
 
 
 # =============================================================================
-# 23. Commands
+# 24. Commands
 # =============================================================================
 
 
 # =============================================================================
-# 24. Prompt
+# 25. Prompt
 # =============================================================================
 
 
 # =============================================================================
-# 25. Command line
+# 26. Command line
 # =============================================================================
 
 
