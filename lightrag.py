@@ -58,7 +58,9 @@ import heapq
 import io
 import json
 import math
+import ntpath
 import os
+import posixpath
 import re
 import struct
 import sys
@@ -68,7 +70,7 @@ import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import accumulate, chain
 from operator import add, itemgetter
 from typing import NamedTuple
@@ -158,6 +160,55 @@ MERGE_SHARE = 4             # a segment over a quarter of the one before is join
 # Permissions
 
 # Paths
+PATH_CHARS_MAX = 4096       # no path is longer, so a longer rule matches nothing
+HEAVY_FOLDERS = {           # not walked into unless named; lower case -> why
+    **dict.fromkeys((".git", ".hg", ".svn", ".bzr", "cvs"), "version history"),
+    **dict.fromkeys(("node_modules", "bower_components", "jspm_packages", ".eggs",
+                     "site-packages"), "installed packages"),
+    **dict.fromkeys((".venv", "venv", "virtualenv"), "a virtual environment"),
+    **dict.fromkeys(("build", "dist", "target", "_build", ".next", ".nuxt", "htmlcov"),
+                    "build output"),
+    **dict.fromkeys(("__pycache__", ".cache", ".gradle", ".tox", ".nox", ".mypy_cache",
+                     ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".terraform",
+                     ".hypothesis"), "a cache"),
+    ".lightrag": "the knowledge base itself",
+}
+FOLDER_MARKS = {            # a file that says what its folder is, whatever its name
+    "pyvenv.cfg": "a virtual environment",
+    "CACHEDIR.TAG": "a cache",
+}
+BINARY_SUFFIXES = {         # no text in them; others are found out by their NULs
+    "image": ".png .jpg .jpeg .gif .bmp .ico .icns .webp .tif .tiff .heic .avif .psd",
+    "audio": ".mp3 .wav .ogg .oga .flac .m4a .aac .wma .mid .midi .opus",
+    "video": ".mp4 .mov .avi .mkv .webm .wmv .flv .m4v .mpg .mpeg",
+    "archive": ".zip .gz .tgz .bz2 .tbz2 .xz .txz .zst .lz4 .7z .rar .tar .jar .war"
+               " .whl .egg .deb .rpm .dmg .iso .cab .apk .msi .gem",
+    "program": ".exe .dll .so .dylib .o .obj .a .lib .pyc .pyo .pyd .class .wasm .bin"
+               " .node .mo",
+    "font": ".ttf .otf .woff .woff2 .eot",
+    "database": ".db .sqlite .sqlite3 .mdb .accdb .parquet .feather .arrow .orc .h5"
+                " .hdf5",
+    "data": ".pkl .pickle .npy .npz .pt .pth .onnx .safetensors .gguf",
+    "old Office format": ".doc .xls .ppt",
+}
+# What a file may be called when it holds keys or passwords, in the language of ignore
+# files: the last rule that fits decides, ! makes an exception.  Code and pages about
+# credentials are wanted; files that hold some are not.
+SECRET_RULES = """
+    credentials* *credentials *credentials.* client_secret* secrets secrets.*
+    *-secrets.* *_secrets.* secret.* password.* passwords.* service-account*.json
+    service_account*.json *serviceaccount*.json
+    !*credentials*.py !*credentials*.[cjt]s !*credentials*.[jt]sx !*credentials*.[ch]
+    !*credentials*.[ch]pp !*credentials*.java !*credentials*.go !*credentials*.r[bs]
+    !*.html !*.htm !*.rst
+    *.env .env* *.pem *.key *.p12 *.pfx *.p8 *.jks *.keystore *.ppk *.kdb *.kdbx *.ovpn
+    *.tfvars *.tfstate *.tfstate.* id_rsa* id_dsa* id_ecdsa* id_ed25519* !id_*.pub
+    .netrc _netrc .pgpass pgpass.conf .my.cnf .npmrc .pypirc .git-credentials .dockercfg
+    .htpasswd .vault-token .s3cfg .boto kubeconfig .*_history
+    .aws/ .ssh/ .gnupg/ .kube/ .azure/ .gcloud/ .password-store/ .git/
+    !*.example !*.sample !*.template !*.tmpl !*.dist !.env.example.* !.env.*.example
+    !credentials.example.* !credentials.sample.* !secrets.example.* !secrets.sample.*
+"""
 
 # Files
 
@@ -1367,8 +1418,225 @@ def with_rule(config, project, rule):
 
 # =============================================================================
 # 13. Paths -- ignore rules, secret names, confinement below a root [pure]
-#    Uses: nothing
+#    Uses: Settings, Errors
 # =============================================================================
+
+# Everything that can be decided about a path from its letters alone.  An ignore file
+# becomes two regular expressions, for names and for paths, whose alternatives stand
+# last rule first, so that the alternative that matches is the rule that wins.  The
+# list of secret names is written in the same language, because readers know it and
+# negation says the exceptions.
+
+_PATTERN_PARTS = re.compile(
+    r"\*+|\\.|\[(?P<set>[!^]?\]?(?:\[:\w*:\]|\\.|[^\]\\])*)\]|.", re.DOTALL
+)
+_SET_PARTS = re.compile(r"\[:(\w*):\]|(\\.|.)(?:-(\\.|[^\\]))?", re.DOTALL)
+_POSIX_SETS = {
+    "alnum": "0-9A-Za-z", "alpha": "A-Za-z", "blank": r" \t", "digit": "0-9",
+    "cntrl": r"\0-\x1f\x7f", "graph": "!-~", "lower": "a-z", "print": " -~",
+    "punct": r"!-/:-@\[-`{-~", "space": r"\s", "upper": "A-Z", "xdigit": "0-9A-Fa-f",
+}
+_WINDOWS_FORBIDDEN = re.compile(
+    r"[<>:\"|?*\x00-\x1f]|[ .]$"
+    r"|^(?:con|prn|aux|nul|conin\$|conout\$|(?:com|lpt)\d) *(?:\.|$)",
+    re.IGNORECASE,
+)
+
+
+class IgnoreRules:
+    r"""The rules of one ignore file, compiled once; the semantics are gitignore's.
+
+    text         str, the file; paths are given relative to its folder, with /
+    name         str, how a reason calls the file
+    ignore_case  bool, for lists of names that no spelling may get round
+    Source       gitignore(5), git's wildmatch.c; ? stands for a character, not a byte
+
+    >>> rules = IgnoreRules("*.log\n!keep.log\nbuild/\n/docs/**/*.tmp")
+    >>> rules.match("a/x.log"), rules.match("a/keep.log"), rules.match("x.txt")
+    ('*.log', '!keep.log', '')
+    >>> rules.match("build"), rules.match("build", folder=True)
+    ('', 'build/')
+    """
+
+    def __init__(self, text, name=".gitignore", ignore_case=False):
+        self.name, self.patterns, of_names, of_paths = name, [], [], []
+        for line in text.lstrip("\ufeff").split("\n"):
+            pattern, number = _strip_rule(line), len(self.patterns)
+            body = pattern.removeprefix("!").removesuffix("/")
+            if len(body) > PATH_CHARS_MAX:
+                continue
+            regex = wildcard_regex(body.removeprefix("/"), f"star{number}_")
+            if regex:
+                folder = "/" if pattern.endswith("/") else "/?"
+                wanted = of_paths if "/" in body else of_names
+                wanted.append(f"(?P<rule{number}>{folder}{regex})")
+                self.patterns.append(pattern)
+        flags = re.DOTALL | (re.IGNORECASE if ignore_case else 0)
+        self._names, self._paths = (
+            re.compile("|".join(reversed(rules)) or "(?!)", flags)
+            for rules in (of_names, of_paths)
+        )
+
+    def match(self, path, folder=False):
+        """Return the rule that decides about a path; empty = none, !... = wanted."""
+        mark = "/" if folder else ""    # how a rule for folders knows one
+        found = (
+            self._names.fullmatch(mark + path[path.rfind("/") + 1 :]),
+            self._paths.fullmatch(mark + path),
+        )
+        numbers = [int(rule.lastgroup[4:]) for rule in found if rule]
+        return self.patterns[max(numbers)] if numbers else ""
+
+
+def _strip_rule(line):
+    """Return what counts of a line of an ignore file, or empty."""
+    line = line.removesuffix("\r")
+    bare = line.rstrip(" ")
+    backslashes = len(bare) - len(bare.rstrip("\\"))
+    if bare != line and backslashes % 2:
+        bare += " "                 # the last space is escaped
+    return "" if bare.startswith("#") else bare
+
+
+def wildcard_regex(pattern, prefix="star"):
+    r"""Translate names with * ? [set] and ** to a regular expression.
+
+    pattern  str, with / between names; a backslash makes the next character plain
+    prefix   str, unique among the patterns that are joined into one expression
+    ->       str, empty when the pattern can match nothing
+
+    >>> re.fullmatch(wildcard_regex("a/**/[!x]*.md"), "a/b/c/y.md") is not None
+    True
+    """
+    parts = list(_PATTERN_PARTS.finditer(pattern))
+    words = [part.group().replace("\\/", "/") for part in parts] + [""]
+    out, pieces, i = [], [""], 0    # pieces: what stands between the * of one name
+    while i < len(parts):
+        deep = words[i].startswith("**") and (i == 0 or words[i - 1] == "/")
+        if deep and words[i + 1] in ("/", ""):
+            out.append("(?:.*/)?" if words[i + 1] else ".+")
+            i += 1
+        elif words[i] == "/":
+            out += [_name_regex(pieces, f"{prefix}{i}_"), "/"]
+            pieces = [""]
+        elif words[i].startswith("*"):
+            pieces.append("")
+        else:
+            regex = _character_regex(words[i], parts[i]["set"])
+            if not regex:
+                return ""
+            pieces[-1] += regex
+        i += 1
+    return "".join(out) + _name_regex(pieces, prefix)
+
+
+def _name_regex(pieces, prefix):
+    """Join what stands between the * of one name.
+
+    Subtle: all * but the last take the first place where the piece after them fits and
+    never try another.  That is enough, since a piece has a fixed length, and it keeps a
+    hostile *a*a*a*a*b from taking for ever.
+    """
+    first, *rest = pieces
+    for n, piece in enumerate(rest[:-1]):
+        first += f"(?=(?P<{prefix}{n}>[^/]*?{piece}))(?P={prefix}{n})"
+    return first + "[^/]*" + rest[-1] if rest else first
+
+
+def _character_regex(word, inside):
+    """Translate what stands for one character; empty when nothing can match."""
+    if inside is not None:
+        return _set_regex(inside)
+    if word in ("[", "\\"):         # a set never closed, a backslash before nothing
+        return ""
+    return "[^/]" if word == "?" else re.escape(word[-1])
+
+
+def _set_regex(body):
+    """Translate the inside of [...]; empty when a class in it is unknown."""
+    negated, out = body[:1] in ("!", "^"), []
+    for name, first, last in _SET_PARTS.findall(body[negated:]):
+        if first:
+            out.append(re.escape(first[-1]))
+            if last and first[-1] <= last[-1]:
+                out.append("-" + re.escape(last[-1]))
+        elif name in _POSIX_SETS:
+            out.append(_POSIX_SETS[name])
+        else:
+            return ""
+    return f"(?!/)[{'^' * negated}{''.join(out)}]"
+
+
+@cache
+def _secret_rules():
+    return IgnoreRules("\n".join(SECRET_RULES.split()), ignore_case=True)
+
+
+def secret_reason(path):
+    """Return why a path looks like a secret, empty when it does not.
+
+    path  str, with / or \\ between names; letter case does not count, and neither do
+          the dots and spaces that Windows drops from the end of a name
+
+    >>> secret_reason("app/.ENV"), secret_reason("app/.env.example")
+    ('looks like a secret (.env*)', '')
+    """
+    names = [name.rstrip(" .") for name in path.replace("\\", "/").split("/")]
+    for i, name in enumerate(names):
+        rule = _secret_rules().match(name, folder=i < len(names) - 1)
+        if rule and not rule.startswith("!"):
+            return f"looks like a secret ({rule})"
+    return ""
+
+
+def binary_reason(name):
+    """Return why a file name's suffix says that there is no text in it, or empty.
+
+    >>> binary_reason("logo.PNG"), binary_reason("notes.md")
+    ('binary (image)', '')
+    """
+    base, dot, suffix = name.rpartition(".")
+    kind = _binary_kinds().get(dot + suffix.lower()) if base else ""
+    return f"binary ({kind})" if kind else ""
+
+
+@cache
+def _binary_kinds():
+    return {s: kind for kind, line in BINARY_SUFFIXES.items() for s in line.split()}
+
+
+def confine(root, path, flavour=posixpath):
+    r"""Return the names that lead from a root down to a path, judged by letters alone.
+
+    root     str, an absolute path
+    path     str, from anyone: relative to the root, or absolute
+    flavour  posixpath or ntpath, the rules to judge by
+    ->       tuple[str, ...], () for the root itself
+    Raises   DeniedError when the path is empty, holds a NUL, leaves the root, or is no
+             plain file name (drives, network shares, Windows devices and streams)
+
+    >>> confine("/r", "a/../b/c.md")
+    ('b', 'c.md')
+    """
+    if not path or "\0" in path:
+        raise DeniedError("a path must not be empty or hold a NUL character")
+    base = _names(root, flavour)
+    names = _names(flavour.join(root, path), flavour)
+    folded = [flavour.normcase(name) for name in names[: len(base)]]
+    outside = folded != [flavour.normcase(name) for name in base]
+    below = tuple(names[len(base) :])
+    foreign = ntpath.splitdrive(path)[0] or ".." in path.split("\\")
+    if outside or (flavour is posixpath and foreign):
+        raise DeniedError(f"{path!r} is outside {root}")
+    if flavour is ntpath and any(map(_WINDOWS_FORBIDDEN.search, below)):
+        raise DeniedError(f"{path!r} is not a plain file name")
+    return below
+
+
+def _names(path, flavour):
+    """Split a normalised absolute path into its drive and its names."""
+    drive, rest = flavour.splitdrive(flavour.normpath(path))
+    return [drive] + [name for name in rest.split(flavour.sep) if name]
 
 
 # =============================================================================

@@ -13,12 +13,16 @@ import importlib.util
 import io
 import json
 import math
+import ntpath
 import os
+import posixpath
 import random
 import re
 import select
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 
@@ -707,6 +711,178 @@ class Test12Permissions(unittest.TestCase):
 # =============================================================================
 # 13. Paths
 # =============================================================================
+
+class Test13Paths(unittest.TestCase):
+    """Ignore rules, secret names and confinement, judged by letters alone."""
+
+    # rule, path, is it a folder, does the rule match; after gitignore(5)
+    RULES = (
+        ("*.log", "x.log", False, True),
+        ("*.log", "a/b/x.log", False, True),
+        ("*.log", "x.log.txt", False, False),
+        ("/x.log", "x.log", False, True),
+        ("/x.log", "a/x.log", False, False),
+        ("a/x.log", "b/a/x.log", False, False),
+        ("build/", "build", True, True),
+        ("build/", "build", False, False),
+        ("build/", "a/build", True, True),
+        ("a/build/", "b/a/build", True, False),
+        ("**/foo", "foo", False, True),
+        ("**/foo", "a/b/foo", False, True),
+        ("**/foo/bar", "a/foo/bar", False, True),
+        ("a/**", "a/b/c", False, True),
+        ("a/**", "a", True, False),
+        ("a/**/b", "a/b", False, True),
+        ("a/**/b", "a/x/y/b", False, True),
+        ("a/**/b", "ab", False, False),
+        ("a**b", "axxb", False, True),
+        ("a/x**y", "a/xa/by", False, False),
+        ("foo/*", "foo", True, False),
+        ("foo/*", "foo/bar", False, True),
+        ("foo/*", "foo/bar/baz", False, False),
+        ("?.txt", "a.txt", False, True),
+        ("?.txt", "ab.txt", False, False),
+        ("[a-c].txt", "b.txt", False, True),
+        ("[!a-c].txt", "b.txt", False, False),
+        ("[^a-c].txt", "d.txt", False, True),
+        ("[]-].txt", "].txt", False, True),
+        ("[]-].txt", "-.txt", False, True),
+        ("[z-a].txt", "b.txt", False, False),
+        ("[[:digit:]_-]x", "7x", False, True),
+        ("[[:digit:]_-]x", "-x", False, True),
+        ("[[:nope:]]x", "nx", False, False),
+        ("[\\]]x", "]x", False, True),
+        ("x[/]y", "x/y", False, False),
+        ("[abc", "[abc", False, False),
+        ("trailing\\", "trailing", False, False),
+        ("\\#x", "#x", False, True),
+        ("#x", "#x", False, False),
+        ("\\!x", "!x", False, True),
+        ("\\*.md", "*.md", False, True),
+        ("\\*.md", "a.md", False, False),
+        ("x.md   ", "x.md", False, True),
+        ("x.md\\ ", "x.md ", False, True),
+        ("x.md\\\\  ", "x.md\\", False, True),
+        ("x.md\r", "x.md", False, True),
+        ("\ufeffx.md", "x.md", False, True),
+        (".*", ".hidden", False, True),
+        ("*", "a/b/c", False, True),
+        ("/*", "a", True, True),
+        ("/*", "a/b", False, False),
+        ("文*.md", "笔记/文档.md", False, True),
+        ("*a*b*c", "xaxbxc", False, True),
+        ("*a*b*c", "xaxcxb", False, False),
+        ("*ab*ab", "aabab", False, True),
+        ("a+(b|c).md", "a+(b|c).md", False, True),
+        ("/", "a", True, False),
+        ("!", "a", True, False),
+        ("", "a", False, False),
+    )
+
+    def test_ignore_rules(self):
+        for rule, path, folder, expected in self.RULES:
+            with self.subTest(rule=rule, path=path, folder=folder):
+                match = lr.IgnoreRules(rule).match(path, folder)
+                self.assertEqual(bool(match), expected)
+
+    def test_the_last_rule_that_matches_decides(self):
+        rules = lr.IgnoreRules("*.log\n!keep*\nkeep-not.log\n# no\n\n!*/x.log")
+        for path, expected in (
+            ("a.log", "*.log"),
+            ("keep.log", "!keep*"),
+            ("keep-not.log", "keep-not.log"),
+            ("x.log", "*.log"),
+            ("a/x.log", "!*/x.log"),
+            ("a.md", ""),
+        ):
+            self.assertEqual(rules.match(path), expected, path)
+
+    def test_rules_agree_with_git(self):
+        if not shutil.which("git"):
+            self.skipTest("git is not installed")
+        if os.name == "nt":
+            self.skipTest("the names of the table are not all names on Windows")
+        with tempfile.TemporaryDirectory() as top:
+            asked = []
+            for i, (rule, path, folder, _) in enumerate(self.RULES):
+                asked.append(f"{i}/{path}")
+                os.makedirs(f"{top}/{asked[-1]}" if folder else f"{top}/{i}")
+                with open(f"{top}/{i}/.gitignore", "wb") as file:
+                    file.write(rule.encode() + b"\n")
+            git = ["git", "-C", top, "-c", "core.excludesFile="]
+            subprocess.run([*git, "init", "-q"], check=True)
+            answer = subprocess.run(
+                [*git, "check-ignore", "--no-index", "--stdin", "-z"],
+                input="\0".join(asked).encode(), stdout=subprocess.PIPE, check=False,
+            ).stdout.decode().split("\0")
+        for (rule, path, folder, _), name in zip(self.RULES, asked):
+            rules, parts = lr.IgnoreRules(rule), path.split("/")
+            ignored = rules.match(path, folder) or any(  # or a folder above it is
+                rules.match("/".join(parts[:n]), True) for n in range(1, len(parts))
+            )
+            with self.subTest(rule=rule, path=path, folder=folder):
+                self.assertEqual(bool(ignored), name in answer)
+
+    def test_a_hostile_rule_takes_no_time(self):
+        rules = lr.IgnoreRules("*a" * 40 + "*b\n" + " " * 200_000 + "x")
+        started = time.perf_counter()
+        self.assertEqual(rules.match("a" * 250), "")
+        self.assertLess(time.perf_counter() - started, 1)
+
+    def test_PTH_2_secret_names_in_any_case(self):
+        for path in (
+            ".env", ".ENV", ".env.local", "prod.env", ".envrc", "ID_RSA", "id_ed25519",
+            "server.KEY", "a/b/cert.pem", "store.kdbx", "x.p12", "x.pfx", "credentials",
+            "aws_credentials", "credentials.json", "Credentials-prod.yml", "secrets.toml",
+            "app-secrets.yaml", "service-account-7.json", ".netrc", "_netrc", ".pgpass",
+            ".npmrc", ".pypirc", ".git-credentials", ".Ssh/config", ".aws/config",
+            "home/.gnupg/x", ".Git/config", "a\\.SSH\\x", ".env.", "id_rsa ",
+            "www.example.com.key", "terraform.tfstate.backup", ".bash_history",
+        ):
+            self.assertIn("secret", lr.secret_reason(path), path)
+        for path in (
+            ".env.example", ".env.sample", ".env.local.example", "id_rsa.pub",
+            "credentials.py", "src/auth/credentials.ts", "library/secrets.html",
+            "credentials.example.json", "environment.md", "keys.md", "monkey", "token.py",
+            ".github/workflows/x.yml", "secretary.txt", "ssh/config", ".gitignore",
+        ):
+            self.assertEqual(lr.secret_reason(path), "", path)
+
+    def test_binary_suffixes(self):
+        for name in ("a.png", "A.JPG", "x.tar.gz", "m.PYC", "x.mp4", "old.doc"):
+            self.assertIn("binary", lr.binary_reason(name), name)
+        for name in ("a.md", "x.docx", "x.pdf", "png", ".png", "x.svg", "README.ko", "x."):
+            self.assertEqual(lr.binary_reason(name), "", name)
+
+    def test_heavy_folders_are_lower_case(self):
+        self.assertEqual([n for n in lr.HEAVY_FOLDERS if n != n.casefold()], [])
+
+    def test_PTH_1_confine_by_parts(self):
+        self.assertEqual(lr.confine("/r/share", "x/y.md"), ("x", "y.md"))
+        self.assertEqual(lr.confine("/r/share", "/r/share/x"), ("x",))
+        self.assertEqual(lr.confine("/r/share", "."), ())
+        self.assertEqual(lr.confine("/", "/etc/x"), ("etc", "x"))
+        for path in ("../share-secret/x", "/r/share-secret/x", "a/../../x", "/etc/passwd",
+                     "..", "/r", "/", "//r/share/x"):
+            with self.subTest(path=path), self.assertRaises(lr.DeniedError):
+                lr.confine("/r/share", path)
+
+    def test_PTH_2_drives_shares_and_odd_names(self):
+        outside = ("C:/Windows/x", "C:\\x", "D:x", "\\\\srv\\share\\x", "//srv/share",
+                   "..\\..\\x", "a\0b", "", "/etc/passwd", "\\\\?\\C:\\x", "//./pipe/x")
+        for flavour, root in ((posixpath, "/r/share"), (ntpath, "C:\\r\\share")):
+            for path in outside:
+                with self.subTest(path=path), self.assertRaises(lr.DeniedError):
+                    lr.confine(root, path, flavour)
+        for path in (".env::$DATA", "a.md:x", "NUL", "sub/con.txt", "com1", ".env.",
+                     "x ", "a*b", "\\\\x"):
+            with self.subTest(path=path), self.assertRaises(lr.DeniedError):
+                lr.confine("C:\\r\\share", path, ntpath)
+        self.assertEqual(
+            lr.confine("C:\\R\\share", "c:/r/SHARE/Docs/a.md", ntpath), ("Docs", "a.md")
+        )
+        self.assertEqual(lr.confine("C:\\r", "console\\a.md", ntpath),
+                         ("console", "a.md"))
 
 
 # =============================================================================
