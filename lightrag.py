@@ -78,6 +78,7 @@ from typing import NamedTuple
 __version__ = "0.1.0"
 
 __all__ = [  # noqa: RUF022 -- grouped by section
+    "Answer", "Citation", "extract", "refusal", "source_line",
     "Chunk", "cut",
     "Document", "Parsed",
     "Hit",
@@ -154,6 +155,24 @@ MERGE_SHARE = 4             # a segment over a quarter of the one before is join
 # Documents
 
 # Answers
+EXCERPTS_MAX = 3            # one to three sentences answer; more is reading
+EXCERPT_CHARS_MAX = 400     # a lead-in takes its list along up to this
+ANSWER_COVERAGE_MIN = 0.40  # of the question's weight; see notes/answers.md
+IDF_PRIOR = 2.0             # added to each idf: in a base of few chunks it means little
+GAIN_MIN = 0.10             # of the question's weight, that another sentence must add
+RANK_PENALTY = 0.05         # a place: the ranker knows what a sentence cannot show
+LENGTH_PENALTY = 0.05       # of a full excerpt: of two that cover the same, the shorter
+QUANTITY_BONUS = 0.10       # a number, where the question asks for one
+REPEAT_SHARE = 0.8          # of the shorter one's words: then it says the same again
+# A question that matches one of these wants a number or a date; the next match those.
+QUANTITY_PHRASES = r"""\bhow (?:many|much|long|old|far|often|large|big|tall|high|deep)\b
+\bwhen\b|\b(?:what|which) (?:year|date|day|month|time|percent|number|age|size|century)\b
+\b(?:default|limit|threshold|maximum|minimum)s?\b|默认|默認|上限|下限|阈值|閾值
+多少|多久|多[大长長高远遠深]|几|幾|[何哪]一?[年天月日时時]|什[么麼]时候|什[么麼]時候"""
+QUANTITY_SIGNS = r"""\d|[〇一二两兩三四五六七八九十百千万萬亿億半]+[年月日号號时時点點个個次人名位种種倍元岁歲天条條]
+\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|dozen|half|once)\b
+\b(?:twice|hundred|thousand|million|billion|january|february|march|april|june)\b
+\b(?:july|august|september|october|november|december)\b"""
 
 # Protocol
 
@@ -1297,8 +1316,348 @@ def read_document(data, name, content_type="", charset=""):
 
 # =============================================================================
 # 10. Answers -- numbered sources, extractive answers, refusals [pure]
-#    Uses: nothing
+#    Uses: Settings, Text, Ranking
 # =============================================================================
+
+# Without a model an answer is an extract: up to three sentences of the hits, word for
+# word, so that every mark holds by construction.  One number decides all: *coverage*,
+# the share of the question's words, weighed by rarity, that a text and what it stands
+# under (title, headings) hold.  The sentences that cover most are shown; when even
+# they cover less than ANSWER_COVERAGE_MIN, the documents do not answer.  The figure
+# was chosen on question sets, see notes/answers.md.
+#
+# An *excerpt* is the least that reads well alone: a sentence with its lead-in, a table
+# row with its head, a line of code with the signature above it.
+
+ASKS_QUANTITY = re.compile("|".join(QUANTITY_PHRASES.split("\n")), re.IGNORECASE)
+QUANTITY = re.compile("|".join(QUANTITY_SIGNS.split("\n")), re.IGNORECASE)
+LINE_KINDS = {"code", "csv", "json", "yaml", "toml"}    # a line says one thing
+FENCE = re.compile(r"^[ \t]*(?:```|~~~).*\n?", re.MULTILINE)
+VISIBLE_LINE = re.compile(r"^[ \t]*\S.*$", re.MULTILINE)
+PROSE_PIECES = (
+    ("heading", re.compile(r"#{1,6}\s")),
+    ("rule", re.compile(r"[-=~*_+|: \t]+$")),           # of a table, below a heading
+    ("row", re.compile(r"\||.*\S \| \S")),
+    ("item", re.compile(r"[-*+•]\s|\d{1,3}[.)、]")),
+    ("lead", re.compile(r"(?s:.*[:：?？])$|[ -~]{1,11}$|.{1,6}$")),   # a fragment, too
+)
+CODE_PIECES = (
+    ("comment", re.compile(r"#|//|--|/?\*|;|@\w")),     # or a decorator
+    ("signature", re.compile(
+        r"(?:[\w.*&<>\[\]]+[ \t]+)*(?:def|class|function|func|fn|fun|interface|struct"
+        r"|enum|trait|impl|module|type|sub|proc)[ \t]+[\w(]"
+    )),
+)
+RUNS = {"item", "row", "code"}      # a lead-in takes all of these along, else one
+CODE = {"code", "signature", "comment"}
+SHOWN = {"text", "item", "row", *CODE}
+DOCSTRING = re.compile(r"[ \t]*[rR]?(?:\"\"\"|''')")
+LABELS = {      # English, Chinese
+    "refusal": ("The documents do not answer this.", "文档中没有这个问题的答案。"),
+    "notice": ("An extract: the documents, word for word.", "以下为文档原文摘录，一字未改。"),
+    "sources": ("Sources:", "来源："),
+    "chunk": ("chunk", "片段"),
+    "stale": ("changed since it was added", "加入后已有改动"),
+}
+
+
+class Citation(NamedTuple):
+    """A numbered source of an answer: a hit narrowed to what is shown of it."""
+
+    n: int              # from 1, in order of use
+    supported: bool
+    hit: Hit
+
+
+class Answer(NamedTuple):
+    """An answer with [n] marks, or a refusal without any."""
+
+    text: str
+    refused: bool
+    citations: tuple = ()   # of Citation
+
+
+class Excerpt(NamedTuple):
+    """What may be shown of a hit."""
+
+    hit: Hit
+    spans: tuple        # of (start, end) in hit.text, in order
+    found: frozenset    # tokens of the spans
+    context: frozenset  # tokens of the title and the headings above
+
+
+def extract(question, hits, idf):
+    """Answer a question with sentences of the hits, or refuse.
+
+    question  str, raw text
+    hits      list[Hit], best first
+    idf       callable: token -> float >= 0, the rarer the higher, unseen words highest
+    ->        Answer, its text verbatim from the hits, a [n] mark after each piece
+    """
+    coverage, excerpts = best_excerpts(question, hits, idf)
+    if coverage < ANSWER_COVERAGE_MIN:
+        return Answer(refusal(question), True)
+    return lay_out(excerpts)
+
+
+def refusal(question):
+    """Say, in the question's language, that the documents do not answer it."""
+    return label("refusal", question)
+
+
+def label(name, question):
+    """Return one of LABELS in the question's language.
+
+    >>> label("sources", "阈值是多少？"), label("sources", "How many?")
+    ('来源：', 'Sources:')
+    """
+    return LABELS[name][language(question) == "zh"]
+
+
+def source_line(citation, question):
+    """Return "[1] title, chunk 3, path:10-20", labels in the question's language."""
+    hit = citation.hit
+    place = f"{label('chunk', question)} {hit.chunk}"
+    lines = f"{one_line(hit.source)}:{hit.line}-{hit.end_line}"
+    parts = [one_line(hit.title, 80), place, lines]
+    if hit.stale:
+        parts.append(label("stale", question))
+    return f"[{citation.n}] " + ", ".join(part for part in parts if part)
+
+
+def best_excerpts(question, hits, idf):
+    """Return (coverage, excerpts): the one to three that answer best, best first."""
+    words = weighted_words(question, idf)
+    asks_quantity = ASKS_QUANTITY.search(question)
+    candidates = []
+    for place, hit in enumerate(hits):
+        for excerpt in excerpts_of(hit):
+            covered = covered_words(words, excerpt.found | excerpt.context)
+            length = sum(end - start for start, end in excerpt.spans)
+            score = sum(covered) - RANK_PENALTY * place
+            score -= LENGTH_PENALTY * length / EXCERPT_CHARS_MAX
+            if asks_quantity and any(
+                QUANTITY.search(hit.text, *span) for span in excerpt.spans
+            ):
+                score += QUANTITY_BONUS
+            candidates.append((score, covered, excerpt))
+    if not candidates:
+        return 0.0, []
+    return _choose(candidates)
+
+
+def _choose(candidates):
+    """Take the best candidate, then those that add to it; -> (coverage, excerpts).
+
+    The coverage is of the first one's hit alone: what one passage says of boiling and
+    another of points does not answer a question about a boiling point.
+    """
+    _, total, first = max(candidates, key=lambda row: row[0])
+    coverage, chosen = total, [first]
+    while len(chosen) < EXCERPTS_MAX:
+        gain, covered, excerpt = max(
+            ((sum(map(max, total, covered)) - sum(total), covered, excerpt)
+             for _, covered, excerpt in candidates if not _repeats(excerpt, chosen)),
+            key=lambda row: row[0], default=(0.0, [], None),
+        )
+        if gain < GAIN_MIN:
+            break
+        chosen.append(excerpt)
+        total = list(map(max, total, covered))
+        if excerpt.hit is first.hit:
+            coverage = list(map(max, coverage, covered))
+    return sum(coverage), chosen
+
+
+def _repeats(excerpt, chosen):
+    """Tell whether an excerpt says nearly what a chosen one says."""
+    return any(
+        len(excerpt.found & other.found)
+        >= REPEAT_SHARE * min(len(excerpt.found), len(other.found))
+        for other in chosen
+    )
+
+
+def weighted_words(question, idf):
+    """Return [(token, weight)] of a question, the weights adding up to 1.
+
+    A word that no document holds weighs most.  IDF_PRIOR keeps that in bounds where
+    a few chunks are all there is.
+    """
+    words = [(token, weight * (idf(token) + IDF_PRIOR))
+             for token, weight in question_tokens(question)]
+    total = sum(weight for _, weight in words)
+    return [(token, weight / total) for token, weight in words]
+
+
+def covered_words(words, found):
+    """Return how much of each word's weight a set of tokens covers.
+
+    A pair of signs that is missing counts half for each neighbour it shares a sign
+    with: in 压缩阈值 the pair 缩阈 is no word, and texts do without it.
+    >>> words = [("压缩", 0.4), ("缩阈", 0.2), ("阈值", 0.4)]
+    >>> covered_words(words, {"压缩", "阈值"}), covered_words(words, {"压缩"})
+    ([0.4, 0.2, 0.4], [0.4, 0.1, 0.0])
+    """
+    covered = []
+    for i, (token, weight) in enumerate(words):
+        share = 1.0
+        if token not in found:
+            left = words[i - 1][0] if i else ""
+            right = words[i + 1][0] if i + 1 < len(words) else ""
+            share = 0.5 * (left in found and _linked(left, token))
+            share += 0.5 * (right in found and _linked(token, right))
+        covered.append(weight * share)
+    return covered
+
+
+def _linked(left, right):
+    """Tell whether two tokens are pairs of signs that share one."""
+    return len(left) == len(right) == 2 and left[1] == right[0] >= RUN_FIRST
+
+
+def lay_out(excerpts):
+    """Return the Answer that shows excerpts: grouped by hit, in the hit's order."""
+    by_hit = {}
+    for excerpt in excerpts:
+        by_hit.setdefault(excerpt.hit, set()).update(excerpt.spans)
+    lines, citations = [], []
+    for n, (hit, spans) in enumerate(by_hit.items(), 1):
+        spans = _joined(sorted(spans), hit.text)
+        lines += [f"{hit.text[start:end]} [{n}]" for start, end in spans]
+        citations.append(Citation(n, True, narrow(hit, spans[0][0], spans[-1][1])))
+    return Answer("\n".join(lines), False, tuple(citations))
+
+
+def _joined(spans, text):
+    """Join sorted spans that overlap or have only blanks between them."""
+    joined = [spans[0]]
+    for start, end in spans[1:]:
+        last_start, last_end = joined[-1]
+        if start <= last_end or not text[last_end:start].strip():
+            joined[-1] = (last_start, max(last_end, end))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def narrow(hit, start, end):
+    """Return a hit cut down to text[start:end], with its own offsets and lines."""
+    line = hit.line + hit.text.count("\n", 0, start)
+    return hit._replace(
+        start=hit.start + start, end=hit.start + end, text=hit.text[start:end],
+        line=line, end_line=line + hit.text.count("\n", start, end),
+    )
+
+
+# The excerpts of a hit
+
+def excerpts_of(hit):
+    """Return the excerpts of a hit, in order; none only when nothing is visible."""
+    found = []
+    for spans, above in _grouped(_shown(_pieces(hit)), hit):
+        shown = "\n".join(hit.text[start:end] for start, end in spans)
+        context = tokens(f"{hit.title}\n{above}")
+        found.append(Excerpt(hit, spans, frozenset(tokens(shown)), frozenset(context)))
+    return found
+
+
+def _pieces(hit):
+    """Yield (what, start, end) for each sentence, row, item or line of a hit."""
+    text, start = hit.text, 0
+    as_lines = hit.kind in LINE_KINDS
+    for fence in () if as_lines else FENCE.finditer(text):
+        yield from _pieces_between(text, start, fence.start(), as_lines)
+        start, as_lines = fence.end(), not as_lines
+    yield from _pieces_between(text, start, len(text), as_lines)
+
+
+def _pieces_between(text, start, end, as_lines):
+    """Yield the pieces of one stretch of prose, or of lines."""
+    if as_lines:
+        spans = [match.span() for match in VISIBLE_LINE.finditer(text, start, end)]
+    else:
+        spans = [(start + a, start + b) for a, b in sentences(text[start:end])]
+    rules, other = (CODE_PIECES, "code") if as_lines else (PROSE_PIECES, "text")
+    for whole in spans:
+        for a, b in _cut_long(text, *whole):
+            bare = text[a:b].strip()
+            yield next((what for what, rule in rules if rule.match(bare)), other), a, b
+
+
+def _cut_long(text, start, end):
+    """Cut a span that is too long to show: after a comma or blank, else hard."""
+    while end - start > EXCERPT_CHARS_MAX:
+        low, high = start + EXCERPT_CHARS_MAX // 2, start + EXCERPT_CHARS_MAX
+        at = max(text.rfind(sign, low, high) for sign in ";；,，、 ") + 1 or high
+        yield start, at
+        start = at
+    yield start, end
+
+
+def _shown(pieces):
+    """Drop lines drawn below titles and table heads; what is underlined is a title."""
+    kept = []
+    for what, start, end in pieces:
+        if what != "rule":
+            kept.append((what, start, end))
+        elif kept and kept[-1][0] in ("text", "lead"):
+            kept[-1] = ("heading", *kept[-1][1:])
+    if all(what == "heading" for what, _, _ in kept):
+        return [("text", start, end) for _, start, end in kept]
+    return kept
+
+
+def _grouped(pieces, hit):
+    """Yield (spans, headings above) of each excerpt that the pieces of a hit make."""
+    text, above = hit.text, hit.heading
+    head, i = None, 0       # head: (what it stands over, start, end)
+    while i < len(pieces):
+        what, start, end = pieces[i]
+        after = _after_group(pieces, i, text)
+        group = [piece[0] for piece in pieces[i:after]]
+        whole = (start, pieces[after - 1][2])
+        if what == "heading":
+            own = text[start:end].strip("# \t") in hit.heading
+            above, head = hit.heading if own else text[start:end], None
+        elif head and head[0] == group[-1]:
+            yield (head[1:], whole), above
+        else:
+            yield (whole,), above
+            head = ("row", *whole) if what == "row" else None
+        if "signature" in group:
+            head = ("code", pieces[i + group.index("signature")][1], whole[1])
+        listed = what == "lead" and group[-1] in RUNS
+        i += group.index(group[-1]) if listed else len(group)   # its members, singly
+
+
+def _after_group(pieces, i, text):
+    """Return the index after the pieces that make sense only with piece i."""
+    what, start, _ = pieces[i]
+
+    def _fits(i, kinds):
+        return (i < len(pieces) and pieces[i][0] in kinds
+                and pieces[i][2] - start <= EXCERPT_CHARS_MAX)
+
+    i += 1
+    if what in ("signature", "code"):
+        while _fits(i, CODE) and _is_open(text[start : pieces[i - 1][2]]):
+            i += 1
+        if what == "signature" and _fits(i, CODE):
+            i += bool(DOCSTRING.match(text, pieces[i][1]))
+    elif what in ("lead", "comment"):
+        while _fits(i, {what}):
+            i += 1
+        if _fits(i, SHOWN):
+            follower, i = pieces[i][0], _after_group(pieces, i, text)
+            while what == "lead" and follower in RUNS and _fits(i, {follower}):
+                i += 1
+    return i
+
+
+def _is_open(text):
+    """Tell whether a bracket waits to be closed; braces may wait for long."""
+    return text.count("(") + text.count("[") > text.count(")") + text.count("]")
 
 
 # =============================================================================

@@ -638,6 +638,237 @@ class Test07Ranking(unittest.TestCase):
 # =============================================================================
 
 
+def hit_of(text, **fields):
+    """A hit as a search gives it, at the start of its document."""
+    plain = {
+        "rank": 1, "source": "a.md", "title": "", "kind": "markdown", "chunk": 1,
+        "chunks": 1, "heading": "", "start": 0, "end": len(text), "line": 1,
+        "end_line": 1 + text.count("\n"), "score": 1.0, "stale": False, "text": text,
+    }
+    return lr.Hit(**{**plain, **fields})
+
+
+def same_idf(token):
+    """As in a base where every word is as rare as the next."""
+    return 1.0
+
+
+class Test10Answers(unittest.TestCase):
+    """Sentences of the hits, word for word, or a refusal."""
+
+    MARKED = re.compile(r"(.+?) \[(\d+)\](?:\n|\Z)", re.DOTALL)
+
+    def ask(self, question, *hits, idf=same_idf):
+        return lr.extract(question, list(hits), idf)
+
+    def pieces(self, answer):
+        """The pieces of an answer as (text, n); every line belongs to one."""
+        found = self.MARKED.findall(answer.text)
+        self.assertEqual("\n".join(f"{t} [{n}]" for t, n in found), answer.text)
+        return [(text, int(n)) for text, n in found]
+
+    def test_shown_text(self):
+        history = (
+            "历史太长时要压缩。历史压缩的触发阈值默认是 4000 个字符，最近 6 条消息保留。"
+            "摘要由模型来写。"
+        )
+        table = "Limits:\n\n| name | default |\n|---|---|\n| depth | 3 |\n| width | 80 |"
+        steps = "To install:\n- copy the file\n- run it\n\nThen read on."
+        faq = "Can I still join the course? Yes, until May. Bring a pen."
+        code = (
+            "import os\n\n# How often to try.\nRETRIES = 3\n\n"
+            "def fetch(\n    url,\n    timeout=15,\n):\n"
+            '    """Read a page."""\n    body = get(url)\n    return decode(body)\n'
+        )
+        fenced = "# Use\n\nRun the server:\n\n```sh\nmake serve\n```\n\nAnd wait."
+        rst = "Proxy settings\n==============\n\nA variable names it. Cake is nice."
+        cases = [
+            ("历史压缩的触发阈值是多少？", history, {},
+             ["历史压缩的触发阈值默认是 4000 个字符，最近 6 条消息保留。"]),
+            ("What is the default width?", table, {},
+             ["| name | default |", "| width | 80 |"]),
+            ("How do I install it?", steps, {},
+             ["To install:\n- copy the file\n- run it"]),
+            ("Can I join the course?", faq, {},
+             ["Can I still join the course? Yes, until May."]),
+            ("How does fetch work?", code, {"kind": "code"},
+             ['def fetch(\n    url,\n    timeout=15,\n):\n    """Read a page."""']),
+            ("how often to try", code, {"kind": "code"},
+             ["# How often to try.\nRETRIES = 3"]),
+            ("where is the body decoded", code, {"kind": "code"},
+             ['def fetch(\n    url,\n    timeout=15,\n):\n    """Read a page."""',
+              "    return decode(body)"]),
+            ("How to run the server?", fenced, {},
+             ["Run the server:\n\n```sh\nmake serve"]),
+            ("Which variable for the proxy settings?", rst, {"kind": "rst"},
+             ["A variable names it."]),
+            ("retry limit", "# Retry limit", {}, ["# Retry limit"]),
+        ]
+        for question, text, fields, expected in cases:
+            with self.subTest(question=question):
+                answer = self.ask(question, hit_of(text, **fields))
+                self.assertFalse(answer.refused)
+                self.assertEqual([t for t, _ in self.pieces(answer)], expected)
+
+    def test_coverage_by_hand(self):
+        # Weights are idf + 2: retry 1 + 2, limit 1 + 2, tungsten 4 + 2, of 12 in all.
+        idf = {"retry": 1.0, "limit": 1.0, "tungsten": 4.0}.get
+        hit = hit_of("The retry limit is three.")
+        coverage, _ = lr.best_excerpts("retry limit tungsten", [hit], idf)
+        self.assertAlmostEqual(coverage, 6 / 12)
+        # 触发 发阈 阈值, one each: 触发 and 阈值 are there, 发阈 counts half for each.
+        hit = hit_of("阈值一到就触发。")
+        self.assertAlmostEqual(
+            lr.best_excerpts("触发阈值", [hit], same_idf)[0], 1.0
+        )
+        hit = hit_of("到了就触发。")
+        self.assertAlmostEqual(
+            lr.best_excerpts("触发阈值", [hit], same_idf)[0], (1 + 0.5) / 3
+        )
+
+    def test_refusals(self):
+        hit = hit_of("历史压缩的触发阈值默认是 4000 个字符。Retry three times.")
+        for question, words in (
+            ("火星的首都在哪里？", "文档中没有这个问题的答案。"),
+            ("What is the boiling point of tungsten?",
+             "The documents do not answer this."),
+            ("???", "The documents do not answer this."),
+            ("", "The documents do not answer this."),
+        ):
+            for hits in ([hit], []):
+                with self.subTest(question=question, hits=len(hits)):
+                    answer = self.ask(question, *hits)
+                    self.assertEqual(answer, lr.Answer(words, True, ()))
+                    self.assertNotIn("[", answer.text)
+
+    def test_title_and_headings_count(self):
+        text = "It is 15 seconds.\n\n## Retries\n\nThere are 3."
+        hit = hit_of(text, title="Fetching", heading="Fetching > Timeout")
+        for question, shown in (
+            ("fetching timeout", "It is 15 seconds."),
+            ("how many fetching retries", "There are 3."),
+        ):
+            with self.subTest(question=question):
+                answer = self.ask(question, hit)
+                self.assertEqual(self.pieces(answer), [(shown, 1)])
+
+    def test_numbers_where_the_question_asks_for_one(self):
+        text = "The history limit matters. The history limit is 4000. So they say."
+        for question, shown in (
+            ("What is the history limit?", "The history limit is 4000."),
+            ("how long is the history", "The history limit is 4000."),
+            ("Does history matter?", "The history limit matters."),
+        ):
+            with self.subTest(question=question):
+                answer = self.ask(question, hit_of(text))
+                self.assertEqual(self.pieces(answer), [(shown, 1)])
+
+    def test_citations_are_numbered_in_order_of_use_and_narrowed(self):
+        one = hit_of("Cats sleep a lot.\nDogs bark at night.", source="a.md", line=7)
+        two = hit_of("Nothing here.\n\nBirds sing at dawn.", source="b.md",
+                     rank=2, start=100, end=134, line=3, chunk=2)
+        answer = self.ask("birds sing; dogs bark", one, two)
+        self.assertEqual(
+            self.pieces(answer),
+            [("Dogs bark at night.", 1), ("Birds sing at dawn.", 2)],
+        )
+        first, second = answer.citations
+        self.assertEqual((first.n, first.supported, first.hit.source), (1, True, "a.md"))
+        self.assertEqual((first.hit.line, first.hit.end_line), (8, 8))
+        self.assertEqual((first.hit.start, first.hit.end), (18, 37))
+        self.assertEqual((second.n, second.hit.source, second.hit.line), (2, "b.md", 5))
+        self.assertEqual(second.hit.text, "Birds sing at dawn.")
+        self.assertEqual((second.hit.start, second.hit.end), (115, 134))
+
+    def test_the_same_is_not_said_twice(self):
+        one = hit_of("The retry limit is 3 by default.", source="a.md")
+        two = hit_of("The retry limit is 3 by default!", source="b.md", rank=2)
+        answer = self.ask("retry limit default", one, two)
+        self.assertEqual(len(answer.citations), 1)
+
+    def test_neighbours_are_joined(self):
+        text = "Alpha runs first. Beta runs second. Gamma has to wait. Delta runs last."
+        answer = self.ask("alpha beta delta", hit_of(text))
+        self.assertEqual(
+            self.pieces(answer),
+            [("Alpha runs first. Beta runs second.", 1), ("Delta runs last.", 1)],
+        )
+
+    def test_what_is_shown_is_verbatim(self):
+        rng = random.Random(9)
+        bits = ["# Head\n", "\n", "- item one\n", "1. second item:\n", "| a | b |\n",
+                "|---|---|\n", "```py\n", "def f(x,\n  y):\n", "```\n", "甲乙丙。", "丁？",
+                "So it is. ", "Why? ", "x" * 450, "，", "===\n", "😀 ", "a\x00b ", "\u3000"]
+        for case in range(300):
+            text = "".join(rng.choices(bits, k=rng.randrange(1, 25)))
+            kind = rng.choice(["markdown", "code", "csv", "text"])
+            hit = hit_of(text, kind=kind, start=50, line=9)
+            with self.subTest(case=case, text=text, kind=kind):
+                answer = self.ask("甲乙 item head second x", hit)
+                if answer.refused:
+                    continue
+                cited = answer.citations[0].hit
+                self.assertEqual(text[cited.start - 50 : cited.end - 50], cited.text)
+                self.assertEqual(cited.line - 9, text.count("\n", 0, cited.start - 50))
+                rest = answer.text
+                for line in rest.replace(" [1]", "").split("\n"):
+                    self.assertIn(line, text)
+
+    def test_every_visible_text_has_an_excerpt_within_the_limit(self):
+        for text in ("a", "中", "😀", "#", "---", "| |", "```", "x" * 5000, "词，" * 3000,
+                     "- \n- \n", "a\x00b", "def f(" * 200):
+            for kind in ("text", "markdown", "code", "csv"):
+                with self.subTest(text=text[:9], kind=kind):
+                    for excerpt in lr.excerpts_of(hit_of(text, kind=kind)):
+                        for start, end in excerpt.spans:
+                            self.assertLess(start, end)
+                            self.assertLessEqual(end - start, lr.EXCERPT_CHARS_MAX)
+
+    def test_source_line(self):
+        hit = hit_of("x", source="notes/day5.html", title="Day 5 学习笔记", chunk=3,
+                     line=10, end_line=20)
+        citation = lr.Citation(1, True, hit)
+        self.assertEqual(
+            lr.source_line(citation, "How many?"),
+            "[1] Day 5 学习笔记, chunk 3, notes/day5.html:10-20",
+        )
+        self.assertEqual(
+            lr.source_line(citation, "有多少？"),
+            "[1] Day 5 学习笔记, 片段 3, notes/day5.html:10-20",
+        )
+        stale = citation._replace(hit=hit._replace(stale=True, title="a\x1b[2J\nb"))
+        self.assertEqual(
+            lr.source_line(stale, "How many?"),
+            "[1] a\\x1b[2J\\nb, chunk 3, notes/day5.html:10-20, "
+            "changed since it was added",
+        )
+
+    def test_small_bases_answer_and_refuse(self):
+        note = (
+            "# Day 5 学习笔记\n\n历史太长时要压缩，否则费用越来越高。\n"
+            "历史压缩的触发阈值 MAX_HISTORY_CHARS 默认是 4000 个字符；最近的 6 条消息保留。\n"
+        )
+        others = ["# Day 9\n\n规划器把任务拆成步骤，都在一张表里。", "# Notes\n\nThe main point.",
+                  "# 笔记\n\n今天天气不错。", "# Boiling\n\nWater boils at 100 degrees."]
+        for extra in range(len(others) + 1):
+            base = lr.Knowledge(None)
+            base.add_text(note, source="day5.md", title="Day 5 学习笔记")
+            for i, text in enumerate(others[:extra]):
+                base.add_text(text, source=f"{i}.md")
+            for question, said in (
+                ("历史压缩的触发阈值是多少？", "4000"),
+                ("这套笔记里，历史压缩相关的触发阈值是多少？", "4000"),
+                ("火星的首都在哪里？", ""),
+                ("What is the boiling point of tungsten?", ""),
+            ):
+                with self.subTest(documents=extra + 1, question=question):
+                    answer = lr.extract(question, base.search(question), base.idf)
+                    self.assertEqual(answer.refused, not said)
+                    self.assertIn(said, answer.text)
+                    if said:
+                        self.assertEqual(answer.citations[0].hit.source, "day5.md")
+
+
 # =============================================================================
 # 11. Protocol
 # =============================================================================
