@@ -121,6 +121,7 @@ QUESTION_PHRASES = """
 """
 
 # Outline
+HEADING_CHARS_MAX = 200     # a longer line is not what a person calls a title
 
 # Chunks
 CHUNK_CHARS_MAX = 800       # characters; what the first users know, and what peers use
@@ -694,14 +695,235 @@ def _escape(match):
 
 # =============================================================================
 # 4. Outline -- where headings, fences and definitions begin and end [pure]
-#    Uses: nothing
+#    Uses: Settings
 # =============================================================================
+
+# A document is read line by line, once.  Offsets are those of the text as it is
+# stored: line ends are made alike by with_plain_newlines, which keeps the length.
+
+
+class Block(NamedTuple):
+    """A stretch of a text that belongs together; the blocks it holds follow it."""
+
+    start: int
+    end: int
+    heading: str        # "A > B"
+    level: int = 1      # 1 = not inside another block
+    whole: bool = False     # a fence or a definition: kept in one piece if short enough
+
+
+LINE = re.compile(r"[^\n]*\n|[^\n]+")
+KEY_LINE = re.compile(r"(?:[ \t]*#[^\n]*\n)*[\w.-][\w .-]*(?::(?=\s)|=)")
+FIELD = re.compile(r"^([\w.-]+)[ \t]*[:=](.*)", re.MULTILINE)
+FRONT_MATTER_ENDS = {"---": ("---", "..."), "+++": ("+++",)}
+
+# CommonMark 0.31: sections 4.2 (ATX), 4.3 (setext), 4.5 (fences), 4.6 (HTML blocks)
+ATX_HEADING = re.compile(r" {0,3}(#{1,6})(?:[ \t]+(.*))?$")
+SETEXT_UNDERLINE = re.compile(r" {0,3}(=+|-+)$")
+LIST_MARK = re.compile(r"[ \t]*(?:[-*+]|\d{1,9}[.)])(?:[ \t]+|$)")
+FENCE_OPEN = re.compile(
+    r"((?:[ \t]*(?:[-*+]|\d{1,9}[.)])(?=[ \t]))*)([ \t]*)(`{3,}(?=[^`]*$)|~{3,})"
+)
+RAW_HTML = re.compile(r" {0,3}<(?:!--|(pre|script|style|textarea)\b)", re.IGNORECASE)
+RAW_HTML_END = re.compile(r"-->|</(?:pre|script|style|textarea)>", re.IGNORECASE)
+THEMATIC_BREAK = re.compile(r" {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$")
+NOT_A_PARAGRAPH = re.compile(r"[ \t]*[>|<]|    |\t")
+# What a title shows to its reader: no addresses, tags, emphasis, anchors.
+TITLE_MARKUP = re.compile(
+    r"!?\[([^\[\]]*)\](?:\([^()]*\)|\[[^\[\]]*\])|</?[A-Za-z][^<>]*>"
+    r"|[ \t]*\{[#.:][^{}]*\}$|\*\*|`|\\(?=[!-/:-@\[-`{-~])"
+)
+RST_RULE = re.compile(r"([!-/:-@\[-`{-~])\1{2,}$")
+
+
+def with_plain_newlines(text):
+    r"""Return the text with \n for every line end, at the same offsets.
+
+    >>> with_plain_newlines("a\r\nb\rc\n")
+    'a \nb\nc\n'
+    """
+    return text.replace("\r\n", " \n").replace("\r", "\n")
+
+
+def front_matter(text):
+    r"""Find the metadata at the head of a Markdown file.
+
+    A first line --- that is not closed, or under which no key stands, is a rule.
+    -> tuple[int, dict[str, str]]: where the document itself begins, the plain fields
+    >>> front_matter("---\ntitle: X\n# note\n---\n# Real")
+    (24, {'title': 'X'})
+    >>> front_matter("---\ntitle: never closed\n")
+    (0, {})
+    """
+    text = with_plain_newlines(text)
+    opener = LINE.match(text)
+    ends = FRONT_MATTER_ENDS.get(opener[0].rstrip()) if opener else None
+    if not ends or not KEY_LINE.match(text, opener.end()):
+        return 0, {}
+    for line in LINE.finditer(text, opener.end()):
+        if line[0].rstrip() in ends:
+            fields = FIELD.findall(text, opener.end(), line.start())
+            return line.end(), {key: value.strip(" \t\"'") for key, value in fields}
+    return 0, {}
+
+
+def markdown_blocks(text):
+    """Return the sections of a Markdown text, each followed by its fences.
+
+    text    str, any line ends
+    ->      list[Block]: a section reaches to the next heading of any level
+    >>> text = "intro\\n# A\\nbody\\n## B\\nmore"
+    >>> [(text[b.start : b.end], b.heading) for b in markdown_blocks(text)]
+    [('intro\\n', ''), ('# A\\nbody\\n', 'A'), ('## B\\nmore', 'A > B')]
+    """
+    text = with_plain_newlines(text)
+    return _nest(_markdown_marks(text), len(text))
+
+
+def rst_blocks(text):
+    r"""Return the sections of a reStructuredText; levels by order of appearance.
+
+    >>> [b.heading for b in rst_blocks("A\n===\nx\n\nB\n---\ny\n\nC\n===\n")]
+    ['A', 'A > B', 'C']
+    """
+    text = with_plain_newlines(text)
+    return _nest(_rst_marks(text), len(text))
+
+
+def _nest(marks, length):
+    """Turn marks (start, end or None, level, title) into blocks with heading paths.
+
+    A mark with an end is a fence; one without is a heading.
+    """
+    blocks, path, fences, start, heading = [], [], [], 0, ""
+
+    def add_section(end):
+        """Add the section that ends here, then its fences."""
+        if end > start:
+            blocks.append(Block(start, end, heading))
+            blocks.extend(Block(*span, heading, 2, True) for span in fences)
+        fences.clear()
+
+    for mark_start, mark_end, level, title in marks:
+        if mark_end is not None:
+            fences.append((mark_start, mark_end))
+            continue
+        add_section(mark_start)
+        path = [step for step in path if step[0] < level] + [(level, title)]
+        heading = " > ".join(step[1] for step in path if step[1])
+        start = mark_start
+    add_section(length)
+    return blocks
+
+
+def _markdown_marks(text):
+    """Yield the marks of _nest, fences as they close."""
+    raw_ends = {end[0].lower(): end.start() for end in RAW_HTML_END.finditer(text)}
+    closes = fence = None       # the test for the line that ends raw text; its start
+    paragraph = None            # start of an open paragraph; -1 = one that is no title
+    item = 0                    # columns the text of the open list item is indented by
+    for match in LINE.finditer(text, front_matter(text)[0]):
+        start, line = match.start(), match[0].rstrip()
+        if closes:
+            if closes(line):
+                yield fence, match.end(), 0, ""
+                closes = None
+        elif not line:
+            paragraph = None
+        elif opened := _raw_end(line, match.end(), raw_ends) or _fence_end(line, item):
+            closes, fence, paragraph = opened, start, None
+        elif atx := ATX_HEADING.match(line):
+            yield start, None, len(atx[1]), plain_title(_without_closing_marks(atx[2]))
+            paragraph, item = None, 0
+        elif paragraph is not None and (underline := SETEXT_UNDERLINE.match(line)):
+            title = text[max(0, paragraph) : start].strip()
+            if paragraph >= 0 and len(title) <= HEADING_CHARS_MAX:
+                level = "=-".index(underline[1][0]) + 1
+                yield paragraph, None, level, plain_title(title)
+            paragraph = None
+        elif THEMATIC_BREAK.match(line):
+            paragraph = None
+        elif mark := LIST_MARK.match(line):
+            item, paragraph = len(mark[0].expandtabs(4)), -1
+        elif paragraph is None:
+            paragraph = -1 if NOT_A_PARAGRAPH.match(line) else start
+            item *= line[0] in " \t"
+    if closes:
+        yield fence, len(text), 0, ""
+
+
+def _without_closing_marks(title):
+    """Drop the number signs that may close an ATX heading."""
+    title = (title or "").strip()
+    bare = title.rstrip("#")
+    return bare if bare[-1:] in ("", " ", "\t") else title
+
+
+def _fence_end(line, item):
+    """Return the test for the line that closes the fence opened here, else None.
+
+    item    int, columns by which an open list item indents what it holds
+    """
+    opened = FENCE_OPEN.match(line)
+    if not opened or len(opened[2].expandtabs(4)) > item + 3:
+        return None
+    column = len((opened[1] + opened[2]).expandtabs(4))
+    mark, count = opened[3][0], len(opened[3])
+    closing = re.compile(rf" {{0,{column + 3}}}{mark}{{{count},}}$")
+    return lambda later: bool(closing.match(later.expandtabs(4)))
+
+
+def _raw_end(line, offset, raw_ends):
+    """Return the test for the line that ends the HTML block opened here, else None.
+
+    raw_ends    dict[str, int]: where each kind of end stands last in the text
+    """
+    raw = RAW_HTML.match(line)
+    if not raw:
+        return None
+    end = f"</{raw[1].lower()}>" if raw[1] else "-->"
+    if end in line.lower() or raw_ends.get(end, -1) < offset:
+        return None
+    return lambda later: end in later.lower()
+
+
+def _rst_marks(text):
+    """Yield the marks of _nest for titles with an underline, and maybe an overline."""
+    styles, lines = [], [(m.start(), m[0].rstrip()) for m in LINE.finditer(text)]
+    for i in range(1, len(lines)):
+        rule, title = lines[i][1], lines[i - 1][1]
+        if not RST_RULE.match(rule) or not title or RST_RULE.match(title):
+            continue
+        over = i > 1 and lines[i - 2][1] == rule
+        before = lines[i - 2 - over][1] if i > 1 + over else ""
+        if len(rule) < len(title.strip()) or (title[0] == " " and not over) or before:
+            continue
+        style = (rule[0], over)
+        if style not in styles:
+            styles.append(style)
+        yield lines[i - 1 - over][0], None, styles.index(style) + 1, \
+            plain_title(title.strip())
+
+
+def plain_title(title):
+    """Return a heading as its reader sees it, on one line, of bounded length.
+
+    >>> plain_title("**Set** the [limit](x.md#y) of `MAX` {#limit}")
+    'Set the limit of MAX'
+    """
+    title = TITLE_MARKUP.sub(r"\1", title[:HEADING_CHARS_MAX])
+    return " ".join(title.split())
 
 
 # =============================================================================
 # 5. Chunks -- cut a document into passages that keep their offsets [pure]
-#    Uses: Settings
+#    Uses: Settings, Errors, Text, Outline
 # =============================================================================
+
+# Every chunker has one shape, (text, kind, limits) -> list of Chunk, and cares about
+# where to cut only.  _settle then makes true what all promise: no blank ends, no chunk
+# without a letter or digit, each start after the one before.
+
 
 class Chunk(NamedTuple):
     """A passage: text[start:end], offsets in characters, under a heading path."""
@@ -711,12 +933,294 @@ class Chunk(NamedTuple):
     heading: str = ""
 
 
-def cut(text, kind="text", chunker="auto"):
-    """Cut a text into chunks."""
-    step = CHUNK_CHARS_MAX - CHUNK_OVERLAP
-    spans = range(0, max(1, len(text) - CHUNK_OVERLAP), step)
-    chunks = [Chunk(s, min(len(text), s + CHUNK_CHARS_MAX)) for s in spans]
-    return [c for c in chunks if text[c.start : c.end].strip()]
+class Limits(NamedTuple):
+    """How long chunks may be, in characters."""
+
+    size: int       # of any chunk
+    overlap: int    # that two windows of one passage share
+    whole: int      # of a definition or a fence, with its lead
+
+
+# Signs a reader takes as one with the sign before: never the first of a chunk.
+# Thai and Lao am, later letters of a hangul syllable, zero-width joiner, skin tones,
+# tags; beside them every mark (category M: accents, vowel signs, variation selectors).
+JOINED = re.compile(
+    "[\u0e33\u0eb3\u1160-\u11ff\u200d\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]"
+)
+FLAG_HALF = re.compile("[\U0001f1e6-\U0001f1ff]")
+LETTER = re.compile(r"[^\W_]")
+SOFT_ENDS = " \t\n,;，、：)]}>/"
+PARAGRAPH_GAP = re.compile(r"\n[ \t\f\v]*\n\s*")
+
+
+def cut(text, kind="text", chunker="auto", size=CHUNK_CHARS_MAX, overlap=CHUNK_OVERLAP):
+    """Cut a text into chunks.
+
+    kind        str, as read_document tells it
+    chunker     str, a key of CHUNKERS, or auto: by kind
+    size        int >= 1, most characters of a chunk (a definition or a fence stays
+                whole up to three times as many)
+    overlap     int from 0 below size, characters that two windows share
+    ->          list[Chunk]: starts and ends rise; each holds a letter or digit; every
+                visible character is in one, but for runs of size and more signs
+    Raises      UsageError for an unknown chunker, size or overlap
+    Cost        O(len(text))
+    >>> cut("# A\\nbody\\n## B\\nmore", "markdown")
+    [Chunk(start=0, end=8, heading='A'), Chunk(start=9, end=18, heading='A > B')]
+    """
+    if chunker != "auto" and chunker not in CHUNKERS:
+        known = ", ".join(["auto", *CHUNKERS])
+        raise UsageError(f"there is no chunker {chunker!r}; there are {known}")
+    if size < 1:
+        raise UsageError(f"the size of chunks must be 1 or more, not {size}")
+    if not 0 <= overlap < size:
+        raise UsageError(
+            f"the overlap must be from 0 to {size - 1}, below the size; not {overlap}"
+        )
+    limits = Limits(size, overlap, size * WHOLE_CHARS_MAX // CHUNK_CHARS_MAX)
+    chunk = CHUNKERS.get(chunker) or CHUNKER_OF_KIND.get(kind, by_window)
+    text = with_plain_newlines(text)
+    return _settle(text, chunk(text, kind, limits), limits)
+
+
+def by_window(text, kind, limits):
+    """Cut at sentence ends near the size, windows sharing the overlap."""
+    ends = [end for _, end in sentences(text)]
+    return [Chunk(*span) for span in _windows(text, 0, len(text), limits, ends)]
+
+
+def by_heading(text, kind, limits):
+    """Cut between headings, never inside a fence that is short enough."""
+    blocks = rst_blocks(text) if kind == "rst" else markdown_blocks(text)
+    ends = [end for _, end in sentences(text)]
+
+    def split(start, end, heading):
+        """Cut prose that lies in no fence."""
+        spans = _windows(text, start, end, limits, ends)
+        return [Chunk(*span, heading) for span in spans]
+
+    return _pack(text, _along(blocks, len(text), limits, split), limits)
+
+
+def by_sentence(text, kind, limits):
+    """Cut after every few sentences, the last of which begins the next chunk."""
+    chunks, spans, i = [], sentences(text), 0
+    while i < len(spans):
+        start, end = spans[i]
+        j = i + 1
+        while (j < min(i + SENTENCES_PER_CHUNK, len(spans))
+               and spans[j][1] - start <= limits.size):
+            end, j = spans[j][1], j + 1
+        chunks += [Chunk(*span) for span in _windows(text, start, end, limits, [])]
+        if j == len(spans):
+            break
+        i = max(i + 1, j - SENTENCES_OVERLAP)
+        if spans[j][1] - spans[i][0] > limits.size:
+            i = j       # nothing new would fit beside the shared sentence
+    return chunks
+
+
+def by_paragraph(text, kind, limits):
+    """Cut at blank lines; short paragraphs share a chunk."""
+    ends = [end for _, end in sentences(text)]
+    start, chunks = 0, []
+    for end in [*(gap.end() for gap in PARAGRAPH_GAP.finditer(text)), len(text)]:
+        chunks += [Chunk(*span) for span in _windows(text, start, end, limits, ends)]
+        start = end
+    return _pack(text, chunks, limits)
+
+
+def by_row(text, kind, limits):
+    """Cut a table between its rows, the header row as the heading of each chunk."""
+    rows, start, is_open = [], 0, False
+    for line in LINE.finditer(text):
+        is_open ^= line[0].count('"') % 2 == 1
+        if not is_open or line.end() - start > limits.whole:
+            rows.append((start, line.end()))
+            start, is_open = line.end(), False
+    rows.append((start, len(text)))
+    header = text[slice(*rows[0])].strip()
+    if re.search(r"(?:^|[,;\t])[\s\d.]+(?:$|[,;\t])", header):
+        header = ""
+    heading, chunks = plain_title(header), []
+    for start, end in rows:
+        spans = _windows(text, start, end, limits, [])
+        chunks += [Chunk(*span, heading) for span in spans]
+    return _pack(text, chunks, limits)
+
+
+def _along(blocks, length, limits, split):
+    """Cut along blocks: a short one is a chunk, a longer one is cut inside.
+
+    split   (start, end, heading) -> list of Chunk, for what lies in no inner block
+    """
+    chunks = []
+
+    def walk(i, start, stop, heading):
+        """Cut text[start:stop], whose first inner block is number i."""
+        while i < len(blocks) and blocks[i].start < stop:
+            block, inner = blocks[i], i + 1
+            chunks.extend(split(start, block.start, heading))
+            i = inner
+            while i < len(blocks) and blocks[i].start < block.end:
+                i += 1
+            limit = limits.whole if block.whole else limits.size
+            if block.end - block.start <= limit:
+                chunks.append(Chunk(block.start, block.end, block.heading))
+            else:
+                walk(inner, block.start, block.end, block.heading)
+            start = block.end
+        chunks.extend(split(start, stop, heading))
+
+    walk(0, 0, length, "")
+    return chunks
+
+
+def _pack(text, chunks, limits):
+    """Join neighbours under one heading while they fit, and a title to what follows."""
+    packed = []
+    for chunk in chunks:
+        if packed and _join(text, packed[-1], chunk, limits):
+            packed[-1] = Chunk(packed[-1].start, chunk.end, chunk.heading)
+        elif chunk.end > chunk.start:
+            packed.append(chunk)
+    return packed
+
+
+def _join(text, one, other, limits):
+    """Tell whether two neighbours make one good chunk."""
+    length = other.end - one.start
+    if one.heading == other.heading:
+        lead = one.end - one.start <= limits.size // 4
+        whole = other.end - other.start > limits.size
+        return length <= limits.size or (lead and whole and length <= limits.whole)
+    alone = "\n" not in text[one.start : one.end].strip()
+    return (alone and length <= limits.size
+            and other.heading.startswith(one.heading + " > "))
+
+
+def _windows(text, start, end, limits, ends):
+    """Yield spans that cover text[start:end], each ending well and within the size.
+
+    ends    list[int], rising: where sentences end
+    """
+    last = start
+    while end - start > limits.size:
+        low, high = max(start + limits.size // 2, last), start + limits.size
+        stop = _whole_sign(text, low, _good_end(text, low, high, ends))
+        yield start, stop
+        last, back = stop, stop - limits.overlap
+        begin = _whole_sign(text, start, _good_start(text, back, stop, ends))
+        start = max(start + 1, begin)
+    if text[start:end].strip():
+        yield start, end
+
+
+def _good_end(text, low, high, ends):
+    """Return the last good place to end in text[low+1:high+1], at worst high."""
+    i = bisect_right(ends, high) - 1
+    if i >= 0 and ends[i] > low:
+        return ends[i]
+    for position in range(high, low, -1):
+        if text[position - 1] in SOFT_ENDS:
+            return position
+    return high
+
+
+def _good_start(text, low, high, ends):
+    """Return the first good place to begin from low on, at worst low."""
+    i = bisect_left(ends, low)
+    if i < len(ends) and ends[i] < high:
+        return ends[i]
+    for position in range(low, high):
+        if text[position - 1] in SOFT_ENDS:
+            return position
+    return low
+
+
+def _whole_sign(text, low, position):
+    """Move a cut back to where no sign is torn, at most to low + 1."""
+    for place in range(position, low, -1):
+        if not _tears(text, low, place):
+            return place
+    return position
+
+
+def _tears(text, low, position):
+    """Tell whether a cut here parts what a reader takes as one sign."""
+    if position >= len(text):
+        return False
+    sign, before = text[position], text[position - 1]
+    if sign < "\u0300":
+        return False
+    if FLAG_HALF.match(sign):
+        halves = 0
+        while position - halves > low and FLAG_HALF.match(text[position - halves - 1]):
+            halves += 1
+        return halves % 2 == 1
+    return before == "\u200d" or bool(
+        JOINED.match(sign) or unicodedata.category(sign)[0] == "M"
+    )
+
+
+def _settle(text, chunks, limits):
+    """Trim the chunks, and join signs without a letter or digit to a neighbour."""
+    settled, waiting = [], None     # waiting: start of signs for the next chunk
+    for chunk in chunks:
+        start, end = _trim(text, chunk.start, chunk.end)
+        letter = LETTER.search(text, start, end)
+        if start == end or (settled and end <= settled[-1].end):
+            continue
+        if not letter:
+            if waiting is None and not _add_signs(text, settled, end, limits):
+                waiting = start
+            continue
+        if waiting is not None:
+            if end - waiting <= limits.size:
+                start = waiting
+            elif letter.end() - waiting <= limits.size:
+                settled.append(Chunk(waiting, letter.end(), chunk.heading))
+            waiting = None
+        settled.append(Chunk(start, end, chunk.heading))
+    return settled
+
+
+def _add_signs(text, settled, end, limits):
+    """Add signs up to end to the last chunk, else to its last letter; tell if done."""
+    if not settled:
+        return False
+    start, old_end, heading = settled[-1]
+    limit = limits.size if old_end - start <= limits.size else limits.whole
+    if end - start <= limit:
+        settled[-1] = Chunk(start, end, heading)
+        return True
+    for place in range(old_end - 1, max(start, end - limits.size - 1), -1):
+        if text[place].isalnum():
+            settled.append(Chunk(place, end, heading))
+            return True
+    return False
+
+
+def _trim(text, start, end):
+    """Return the span without blank ends, the first line's indentation kept."""
+    piece = text[start:end]
+    end = start + len(piece.rstrip())
+    first = start + len(piece) - len(piece.lstrip())
+    line = text.rfind("\n", max(0, start - 1), first) + 1
+    return (line if line >= start else first), end
+
+
+CHUNKERS = {
+    "chars": by_window,
+    "heading": by_heading,
+    "sentence": by_sentence,
+    "paragraph": by_paragraph,
+}
+CHUNKER_OF_KIND = {
+    **dict.fromkeys(("markdown", "html", "rst", "notebook", "docx", "pptx", "xlsx",
+                     "epub"), by_heading),
+    "csv": by_row,
+}
 
 
 # =============================================================================

@@ -358,9 +358,326 @@ class Test03Text(unittest.TestCase):
 # =============================================================================
 
 
+def headings(text, kind="markdown"):
+    blocks = lr.rst_blocks(text) if kind == "rst" else lr.markdown_blocks(text)
+    return [block.heading for block in blocks if block.level == 1 and block.heading]
+
+
+class Test04Outline(unittest.TestCase):
+    """Markdown and reStructuredText: which lines are headings, and which are not."""
+
+    def test_MD_1_a_comment_in_a_fence_is_no_heading(self):
+        for name, body in (
+            ("backticks", "```python\n# A comment\n```"),
+            ("tildes", "~~~python\n# A comment\n~~~"),
+            ("backticks in tildes", "~~~\n```\n# A comment\n```\n# B\n~~~"),
+            ("three in four", "````md\n```\n# A comment\n```\n# B\n````"),
+            ("an opener in a fence", "```\n```ruby\n# A comment\n```"),
+            ("longer closer", "```\n# A comment\n`````"),
+            ("closer with words", "```\n``` not closed\n# A comment\n```"),
+            ("closer indented like code", "```\n    ```\n# A comment\n```"),
+            ("in a list", "1. do\n\n     ```sh\n# A comment\n     ```"),
+            ("after a list mark", "- ```sh\n  # A\n# A comment\n  ```"),
+            ("html comment", "<!--\n# A comment\n-->"),
+            ("pre", "<pre>\n# A comment\n</pre>"),
+        ):
+            text = f"# Example\n\n{body}\n\n# Next\n\nend\n"
+            for newline in ("\n", "\r\n", "\r"):
+                with self.subTest(name, newline=newline):
+                    text_now = text.replace("\n", newline)
+                    self.assertEqual(headings(text_now), ["Example", "Next"])
+                    example, fence = lr.markdown_blocks(text_now)[:2]
+                    self.assertTrue(fence.whole)
+                    self.assertEqual(fence.heading, "Example")
+                    self.assertLessEqual(fence.end, example.end)
+                    self.assertIn("# A comment", text_now[fence.start : fence.end])
+                    chunks = lr.cut(text_now, "markdown")
+                    self.assertEqual([c.heading for c in chunks], ["Example", "Next"])
+
+    def test_MD_2_front_matter(self):
+        lf = "---\ntitle: X\n# note\n---\n# Real\n\n```\n# no\n```\n"
+        dots = "---\ntitle: X\n# note\n...\n# Real\n"
+        for name, text in (
+            ("lf", lf), ("dots", dots), ("crlf", lf.replace("\n", "\r\n")),
+            ("cr", lf.replace("\n", "\r")), ("toml", "+++\ntitle = 'X'\n+++\n# Real"),
+        ):
+            with self.subTest(name):
+                self.assertEqual(headings(text), ["Real"])
+                end, fields = lr.front_matter(text)
+                self.assertEqual(fields, {"title": "X"})
+                self.assertTrue(text[end:].startswith("# Real"))
+                shown = [text[c.start : c.end] for c in lr.cut(text, "markdown")]
+                self.assertEqual(
+                    [" ".join(chunk.split()) for chunk in shown],
+                    [" ".join(text[:end].split()), " ".join(text[end:].split())],
+                )
+
+    def test_MD_2_what_is_not_front_matter(self):
+        for text, expected in (
+            ("---\ntitle: X\n# A\n", ["A"]),                # never closed: a rule
+            ("---\n\n# A\n\n---\n# B\n", ["A", "B"]),      # two rules
+            ("---\nplain words\n---\n# A", ["plain words", "A"]),    # rule, setext
+            ("----\ntitle: X\n----\n", ["title: X"]),
+            ("text\n---\ntitle: X\n---\n", ["text", "title: X"]),
+        ):
+            with self.subTest(text):
+                self.assertEqual(lr.front_matter(text), (0, {}))
+                self.assertEqual(headings(text), expected)
+                chunks = lr.cut(text, "markdown")
+                self.assertEqual(lost(text, chunks), "")
+
+    def test_which_lines_are_headings(self):
+        for text, expected in (
+            ("# A #", ["A"]), ("## B ##  ", ["B"]), ("# C#", ["C#"]), ("#\tD", ["D"]),
+            ("#hashtag", []), ("####### seven", []), ("   ### three", ["three"]),
+            ("    # code", []), ("\t# code", []), ("> # quoted", []), ("#", []),
+            ("A\n===", ["A"]), ("A\nB\n---", ["A B"]), ("A\n\n---", []),
+            ("- item\n---", []), ("- item\nlazy\n---", []), ("> quote\n---", []),
+            ("| a |\n---", []), ("***\n---", []), ("x" * 300 + "\n---", []),
+            ("# `MAX_X` is **big**", ["MAX_X is big"]),
+            ("# [Set up](a.md) <b>it</b> {#set}", ["Set up it"]),
+            ("# \\_init\\_ and __init__", ["_init_ and __init__"]),
+            ("# 一、安装", ["一、安装"]), ("# " + "n" * 900, ["n" * 200]),
+            ("<!-- never closed\n# A", ["A"]), ("<!-- one line -->\n# A", ["A"]),
+            ("```\n# never closed", []), ("`` not `` a fence\n# A", ["A"]),
+            ("```a`b\n# A", ["A"]),
+        ):
+            with self.subTest(text[:40]):
+                self.assertEqual(headings(text), expected)
+
+    def test_paths(self):
+        text = "# A\n## B\n#### C\n### D\n##\n### E\n# F\n"
+        self.assertEqual(
+            headings(text),
+            ["A", "A > B", "A > B > C", "A > B > D", "A", "A > E", "F"],
+        )
+
+    def test_rst_titles(self):
+        text = (
+            "=====\nTitle\n=====\n\nIntro::\n\n    not\n    ---\n\nOne\n---\n\nx\n\n"
+            "Sub\n~~~\n\ny\n\n二\n---\n\n-----\n\n===  ===\na    b\n===  ===\n"
+        )
+        self.assertEqual(
+            headings(text, "rst"),
+            ["Title", "Title > One", "Title > One > Sub", "Title > 二"],
+        )
+        for newline in ("\r\n", "\r"):
+            self.assertEqual(
+                headings(text.replace("\n", newline), "rst"), headings(text, "rst")
+            )
+
+    def test_blocks_cover_the_text_and_nest(self):
+        for text in (*SAMPLES.values(), "", "\n", "# A", "```\nx"):
+            for blocks in (lr.markdown_blocks(text), lr.rst_blocks(text)):
+                sections = [block for block in blocks if block.level == 1]
+                joined = "".join(text[b.start : b.end] for b in sections)
+                self.assertEqual(joined, text)
+                for block in blocks:
+                    self.assertTrue(any(
+                        s.start <= block.start < block.end <= s.end for s in sections
+                    ))
+
+
 # =============================================================================
 # 5. Chunks
 # =============================================================================
+
+FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467"     # three people, one sign
+FLAG = "\U0001f1eb\U0001f1f7"
+SAMPLES = {
+    "empty": "",
+    "blank": "\n \n\t\r\n",
+    "one": "x",
+    "one han": "水",
+    "nul": "a\x00b",
+    "only signs": "!!! --- ***\n\n???",
+    "one long word": "a" * 5000,
+    "one long line": "word " * 5000,
+    "han": ("一" * 39 + "。") * 75,
+    "han without stops": "汉" * 3000,
+    "prose": "One sentence stands here. Another, longer one follows it at once!\n\n" * 60,
+    "wrapped": ("words " * 12 + "\n") * 80,
+    "crlf": "A line that ends here.\r\n\r\nAnd a next one.\r\n" * 60,
+    "cr": "A line that ends here.\r\rAnd a next one.\r" * 60,
+    "rules": ("-" * 70 + "\nwords\n" + "=" * 75 + "\n\n") * 20,
+    "rule runs": "words" + "-" * 790 + "more" + "=" * 700 + " end " + "." * 600,
+    "families": FAMILY * 500 + "x",
+    "flags": "x" + FLAG * 900,
+    "accents": "e\u0301" * 1500,
+    "marks": "a" + "\u0301" * 3000,
+    "markdown": "intro\n# A\nbody\n## B\n" + "more words. " * 200 + "\n```\n"
+                + "code line\n" * 120 + "```\nend\n# C\n" + "- item of a list\n" * 90,
+    "fence too long": "# A\n\n```\n" + "code line\n" * 400 + "```\n",
+    "html": "<div>\n<pre>\n" + "x = 1;\n" * 200 + "</pre>\n</div>\n",
+    "code": "def first():\n    return 1\n\n\nclass Two:\n    x = 1\n\n"
+            + "    def method(self):\n        pass\n\n" * 90,
+    "csv": 'name,age\n"Li, Wei",41\n' * 150 + '"open\n' * 9,
+    "json": '{"a": [' + '{"key": "value", "n": 1}, ' * 150 + "{}]}",
+    "mixed": "中文 and English。混排 text, 各半。\n" * 90,
+}
+JOINS = re.compile("[\u0300-\u036f\u200d\ufe0f]")
+
+
+def lost(text, chunks):
+    """The visible characters of a text that are in no chunk."""
+    inside = set()
+    for chunk in chunks:
+        inside.update(range(chunk.start, chunk.end))
+    return "".join(c for i, c in enumerate(text) if i not in inside and c.strip())
+
+
+class Test05Chunks(unittest.TestCase):
+    """What holds for every chunker, then what each is for."""
+
+    def check(self, text, chunks, size, whole):
+        """The promises of cut."""
+        self.assertEqual(bool(chunks), any(map(str.isalnum, text)))
+        for chunk in chunks:
+            piece = text[chunk.start : chunk.end]
+            self.assertTrue(any(map(str.isalnum, piece)), piece[:40])
+            self.assertEqual(piece.strip(), piece.strip(" \t"))
+            self.assertLessEqual(len(piece), whole)
+            self.assertNotIn("\r", chunk.heading)
+            self.assertNotIn("\n", chunk.heading)
+        if not chunks:
+            return
+        self.check_order(chunks)
+        bare = re.sub(rf"[\W_]{{{size},}}", lambda run: " " * len(run[0]), text)
+        self.assertEqual(lost(bare, chunks), "")
+
+    def check_order(self, chunks):
+        """Starts and ends rise, so no chunk lies inside another."""
+        for column in zip(*((chunk.start, chunk.end) for chunk in chunks)):
+            self.assertEqual(list(column), sorted(set(column)))
+
+    def test_promises(self):
+        for name, text in SAMPLES.items():
+            for chunker in ("auto", *lr.CHUNKERS):
+                for kind in ("text", "markdown", "rst", "code", "csv", "json"):
+                    with self.subTest(name, chunker=chunker, kind=kind):
+                        self.check(text, lr.cut(text, kind, chunker), 800, 2400)
+                        small = lr.cut(text, kind, chunker, size=100, overlap=20)
+                        self.check(text, small, 100, 300)
+            for chunker in ("chars", "sentence", "paragraph"):
+                with self.subTest(name, chunker=chunker):
+                    self.check(text, lr.cut(text, "text", chunker), 800, 800)
+
+    def test_same_chunks_twice_and_with_any_line_ends(self):
+        for chunker in lr.CHUNKERS:
+            for name in ("markdown", "prose", "code"):
+                text = SAMPLES[name]
+                chunks = lr.cut(text, "markdown", chunker)
+                self.assertEqual(lr.cut(text, "markdown", chunker), chunks)
+                old = lr.cut(text.replace("\n", "\r"), "markdown", chunker)
+                self.assertEqual(old, chunks, name)
+
+    def test_CHK_1_sizes_that_cannot_work(self):
+        for size, overlap in ((512, 512), (512, 600), (0, 0), (-1, 0), (100, -1)):
+            with self.subTest(size=size, overlap=overlap):
+                with self.assertRaises(lr.UsageError) as raised:
+                    lr.cut("a" * 5000, size=size, overlap=overlap)
+                self.assertRegex(str(raised.exception), "size|overlap")
+        with self.assertRaises(lr.UsageError) as raised:
+            lr.cut("text", chunker="tokens")
+        self.assertIn("chars", str(raised.exception))
+
+    def test_CHK_1_no_chunk_inside_the_one_before(self):
+        for length in range(95, 400):
+            spans = lr.cut("a" * length, size=100, overlap=20)
+            self.assertEqual(spans[-1].end, length)
+            self.check_order(spans)
+        self.assertEqual(
+            [tuple(c[:2]) for c in lr.cut("a" * 250, size=100, overlap=20)],
+            [(0, 100), (80, 180), (160, 250)],
+        )
+        spans = lr.cut("a" * 500, size=100, overlap=99)
+        self.assertEqual([c.start for c in spans], list(range(401)))
+
+    def test_CHK_2_one_huge_line(self):
+        spans = lr.cut("a" * 150_000)
+        self.assertEqual(len(spans), 209)       # ceil((150,000 - 80) / (800 - 80))
+        text = "word " * 5000
+        for chunk in lr.cut(text):
+            self.assertEqual(text[chunk.start : chunk.end].split()[0], "word")
+            self.assertEqual(text[chunk.start : chunk.end].split()[-1], "word")
+
+    def test_CHK_2_no_sign_is_torn(self):
+        for sign in (FAMILY, FLAG, "e\u0301", "\u2764\ufe0f", "\U0001f44d\U0001f3fd",
+                     "\u1112\u1161\u11ab", "\u0e01\u0e33", "\u0915\u093f"):
+            for lead in range(12):
+                text = "x" * (795 - lead) + sign * 400
+                for chunk in lr.cut(text):
+                    for place in (chunk.start, chunk.end):
+                        if 795 - lead < place < len(text):
+                            self.assertEqual((place - 795 + lead) % len(sign), 0, sign)
+
+    def test_CHK_2_cuts_at_sentence_ends(self):
+        han = SAMPLES["han"]
+        for chunk in lr.cut(han):
+            self.assertEqual(han[chunk.end - 1], "。")
+            self.assertIn(han[chunk.start - 1 : chunk.start], ("", "。"))
+        text = "words " * 110 + "end!\nNext one " + "goes on " * 100
+        self.assertTrue(text[: lr.cut(text)[0].end].endswith("end!"))
+
+    def test_CHK_3_places_are_true(self):
+        text = "chunk chunk chunk\n" * 90
+        chunks = lr.cut(text, size=60, overlap=10)
+        self.assertGreater(len(chunks), 20)
+        for chunk in chunks:
+            piece = text[chunk.start : chunk.end]
+            line = text.count("\n", 0, chunk.start)
+            self.assertTrue(text.split("\n")[line].endswith(piece.split("\n")[0]))
+
+    def test_CHK_3_nothing_is_lost_between_headings(self):
+        text = "intro\n# A\nbody\n## B\nmore"
+        chunks = lr.cut(text, "markdown")
+        self.assertEqual(
+            [(text[c.start : c.end], c.heading) for c in chunks],
+            [("intro", ""), ("# A\nbody", "A"), ("## B\nmore", "A > B")],
+        )
+
+    def test_CHK_3_nothing_to_index(self):
+        for text in ("", "\n\n \t\n", "???", "---\n\n***"):
+            for kind in ("text", "markdown", "code", "csv"):
+                self.assertEqual(lr.cut(text, kind), [])
+        self.assertEqual(lr.cut("x"), [lr.Chunk(0, 1)])
+
+    def test_a_lone_title_joins_what_follows(self):
+        text = "# Guide\n\n## Install\n\nCopy the file.\n\n# Empty\n\n# End\n"
+        self.assertEqual(
+            [(c.heading, text[c.start : c.end].split("\n")[0])
+             for c in lr.cut(text, "markdown")],
+            [("Guide > Install", "# Guide"), ("Empty", "# Empty"), ("End", "# End")],
+        )
+
+    def test_a_fence_stays_whole_with_its_lead(self):
+        for lines, whole in ((60, True), (150, True), (180, True), (400, False)):
+            fence = "```\n" + "x = compute()\n" * lines + "```"
+            text = f"# A\n\n{'Words. ' * 150}\n\nFor example:\n\n{fence}\n\nAfter.\n"
+            pieces = [text[c.start : c.end] for c in lr.cut(text, "markdown")]
+            with self.subTest(lines):
+                held = len(fence) <= 2400
+                self.assertEqual(any(fence in piece for piece in pieces), held)
+
+    def test_sentences_and_paragraphs(self):
+        text = " ".join(f"Sentence {n} is here." for n in range(12))
+        pieces = [text[c.start : c.end] for c in lr.cut(text, chunker="sentence")]
+        self.assertEqual([p.count(".") for p in pieces], [5, 5, 4])
+        self.assertTrue(pieces[1].startswith("Sentence 4 "))
+        text = "\n\n".join("p" * n for n in (300, 300, 300, 900, 10))
+        self.assertEqual(
+            [c.end - c.start for c in lr.cut(text, chunker="paragraph")],
+            [602, 300, 800, 192],
+        )
+
+    def test_rows_stay_whole_under_their_header(self):
+        row = '"Li, Wei","says ""hi""\nand more",41\n'
+        text = "name,words,age\n" + row * 60
+        chunks = lr.cut(text, "csv")
+        self.assertEqual({c.heading for c in chunks}, {"name,words,age"})
+        for chunk in chunks:
+            self.assertTrue(text[chunk.start : chunk.end].endswith(",41"))
+        self.assertEqual({c.heading for c in lr.cut("1,2\n3,4\n", "csv")}, {""})
 
 
 # =============================================================================
