@@ -71,8 +71,8 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from functools import cache, lru_cache
-from itertools import accumulate, chain
-from operator import add, itemgetter
+from itertools import accumulate, chain, compress
+from operator import add
 from typing import NamedTuple
 
 __version__ = "0.1.0"
@@ -140,8 +140,7 @@ HEADING_WEIGHT = 0.5
 SEGMENT_MAGIC = b"LRAGSEG1"
 BLOCK_BYTES = 1 << 14       # checked at once, in about 10 microseconds
 TERMS_PER_BUCKET = 16       # of one range of CRC32
-DENSE_SHARE = 16            # a term in more than 1/16 of the units has a byte for each
-ROW_COUNTS = 64             # impacts of the counts below are kept by length of unit
+DENSE_SHARE = 16            # a term in more than 1/16 of the units has a row of bytes
 
 # Ranking
 HITS = 4                    # passages a question gets when nobody says otherwise
@@ -1234,16 +1233,17 @@ CHUNKER_OF_KIND = {
 # no idf, no segment depends on another, and two are joined without reading any text.
 # Source: Robertson & Zaragoza 2009, sections 3.4 to 3.6.
 #
-#     header | first unit of each document | directory | buckets | postings | dense rows
+#     header | first unit of each document | directory | buckets | postings | rows
 #            | CRC32 of each block
 #
 # A bucket holds the terms of one range of CRC32: their numbers, then their names.  A
 # posting is impact << 24 | unit, so that a stride of bytes parts the two at memory
-# speed.  A term in more than one unit of 16 has a dense row too, a byte a unit.  The
-# byte order is the machine's; a foreign one fails the check of the header.
+# speed.  A term in more than one unit of 16 has no postings but a row, a byte a unit,
+# where any unit is looked up at once.  The byte order is the machine's; a foreign one
+# fails the check of the header.
 
 SEGMENT_HEADER = struct.Struct("=8sIIIIIQI")   # magic, 5 counts, size, CRC32 of these
-TERM = struct.Struct("=III")
+TERM = struct.Struct("=IIB")
 COUNT = struct.Struct("=I")
 HIGH_BYTE = COUNT.pack(1 << 24).index(1)    # where the impact of a posting stands
 UNIT_MASK = (1 << 24) - 1
@@ -1257,9 +1257,9 @@ class DamageError(StorageError):
 class Term(NamedTuple):
     """What a segment knows of one token."""
 
-    where: int          # the number of its first posting; the posting if only one
+    where: int          # its posting if only one, its row if dense, its first posting
     units: int          # that hold the token
-    packed: int         # number of its dense row (0 = none) << 8 | highest impact
+    highest: int        # impact
 
 
 def impact(frequency, length):
@@ -1274,69 +1274,55 @@ def impact(frequency, length):
     return max(1, round(255 * frequency / (frequency + k)))
 
 
-class SegmentWriter:
-    """Gathers documents and makes a segment of them."""
+class _Impacts(dict):
+    """Maps a frequency to impact << 24 in a unit of one length, worked out once."""
 
-    def __init__(self):
-        self.firsts = array("I", [0])   # first unit of each document, then the end
-        self.postings = {}              # token -> posting, or an array of postings
-        self.rows = {}                  # length of a unit -> codes of 0, 1, 2 ...
+    def __init__(self, length):
+        super().__init__()
+        self.length = length
 
-    def add(self, title, text, chunks):
-        """Take in one document; its chunks become units, in order."""
-        unit = self.firsts[-1]
+    def __missing__(self, frequency):
+        self[frequency] = value = impact(frequency, self.length) << 24
+        return value
+
+
+def build_segment(documents):
+    """Return a segment, as bytes, of [(title, text, chunks)]."""
+    firsts = array("I", [0])
+    postings = {}       # token -> posting, or an array of them when it has more
+    impacts = {}        # length of a unit -> _Impacts
+    known = postings.get
+    for unit, counts in enumerate(_count_units(documents, firsts)):
+        length = round(sum(counts.values()))
+        if length not in impacts:
+            impacts[length] = _Impacts(length)
+        high = impacts[length]
+        for token, frequency in counts.items():     # the loop that building waits for
+            held = known(token)
+            if held is None:
+                postings[token] = high[frequency] | unit
+            elif held.__class__ is int:
+                postings[token] = array("I", (held, high[frequency] | unit))
+            else:
+                held.append(high[frequency] | unit)
+    named = ((token.encode(), held) for token, held in postings.items())
+    return _pack_segment(firsts, len(postings), named)
+
+
+def _count_units(documents, firsts):
+    """Yield token -> weighted frequency of each unit; append to firsts as they pass."""
+    for title, text, chunks in documents:
         titles, headings = Counter(tokens(title)), {}
         for chunk in chunks:
             if chunk.heading not in headings:
                 headings[chunk.heading] = Counter(tokens(chunk.heading))
-            body = Counter(tokens(text[chunk.start : chunk.end]))
-            self._post(unit, self._codes(body, titles, headings[chunk.heading]))
-            unit += 1
-        self.firsts.append(unit)
-
-    def _codes(self, body, title, heading):
-        """Return token -> impact << 24 of one unit, from the counts of its fields."""
-        length, extra = sum(body.values()), {}
-        for counts, weight in ((title, TITLE_WEIGHT), (heading, HEADING_WEIGHT)):
-            for token, count in counts.items():
-                extra[token] = extra.get(token, 0) + weight * count
-                length += weight * count
-        length = round(length)
-        row = self.rows.get(length)
-        if row is None:
-            row = [impact(count, length) << 24 for count in range(ROW_COUNTS)]
-            self.rows[length] = row
-        codes = {
-            token: row[count] if count < ROW_COUNTS else impact(count, length) << 24
-            for token, count in body.items()
-        }
-        for token, frequency in extra.items():
-            codes[token] = impact(frequency + body.get(token, 0), length) << 24
-        return codes
-
-    def _post(self, unit, codes):
-        postings, known = self.postings, self.postings.get
-        for token, code in codes.items():       # the loop that building waits for
-            held = known(token)
-            if held is None:
-                postings[token] = code | unit
-            elif held.__class__ is int:
-                postings[token] = array("I", (held, code | unit))
-            else:
-                held.append(code | unit)
-
-    def finish(self):
-        """Return the segment as bytes."""
-        named = ((name_of(token), held) for token, held in self.postings.items())
-        return pack_segment(self.firsts, named)
-
-
-def build_segment(documents):
-    """Return a segment of [(title, text, chunks)] as bytes."""
-    writer = SegmentWriter()
-    for document in documents:
-        writer.add(*document)
-    return writer.finish()
+            counts = Counter(tokens(text[chunk.start : chunk.end]))
+            for token, count in titles.items():
+                counts[token] += TITLE_WEIGHT * count
+            for token, count in headings[chunk.heading].items():
+                counts[token] += HEADING_WEIGHT * count
+            yield counts
+        firsts.append(firsts[-1] + len(chunks))
 
 
 def merge_segments(segments):
@@ -1344,76 +1330,56 @@ def merge_segments(segments):
     firsts, merged = array("I", [0]), {}
     for segment in segments:
         moves = segment.moves(firsts)
-        for name, postings in segment.terms():
-            kept = [posting - (posting & UNIT_MASK) + moves[posting & UNIT_MASK]
-                    for posting in postings if moves[posting & UNIT_MASK] != GONE]
+        for name, term in segment.terms():
+            kept = [value << 24 | moves[unit]
+                    for unit, value in zip(*segment.postings(term))
+                    if moves[unit] != GONE]
             if name in merged:
                 merged[name].extend(kept)
             elif kept:
                 merged[name] = array("I", kept)
-    return pack_segment(firsts, merged.items())
+    return _pack_segment(firsts, len(merged), merged.items())
 
 
-def name_of(token):
-    """Return a token as the index keeps it; half a surrogate pair is let be."""
-    return token.encode("utf-8", "surrogatepass")
+def _pack_segment(firsts, terms, postings_by_name):
+    """Lay out a segment of so many (name, posting or array of postings)."""
+    units = firsts[-1]
+    if units > UNIT_MASK:
+        raise LimitError(f"An index segment holds {UNIT_MASK} chunks, not {units}")
+    buckets = [([], []) for _ in range(max(1, terms // TERMS_PER_BUCKET))]
+    postings, rows = array("I"), []
+    for name, held in postings_by_name:
+        names, numbers = buckets[zlib.crc32(name) * len(buckets) >> 32]
+        names.append(name)
+        if held.__class__ is int or len(held) == 1:
+            posting = held if held.__class__ is int else held[0]
+            numbers.append(TERM.pack(posting, 1, posting >> 24))
+        elif len(held) * DENSE_SHARE > units:
+            numbers.append(TERM.pack(len(rows), len(held), max(held) >> 24))
+            rows.append(bytearray(units))
+            for unit, value in zip(*_part(held)):
+                rows[-1][unit] = value
+        else:
+            numbers.append(TERM.pack(len(postings), len(held), max(held) >> 24))
+            postings.extend(held)
+    directory, table = array("I", [0]), bytearray()
+    for names, numbers in buckets:
+        table += b"".join([COUNT.pack(len(names)), *numbers, b"\n".join(names)])
+        table += bytes(-len(table) % 4)
+        directory.append(len(table))
+    counts = len(firsts) - 1, units, len(buckets), len(postings), len(rows)
+    return _seal_segment(counts, [firsts, directory, table, postings, *rows])
 
 
-def split_postings(postings):
-    """Part packed postings into (array of units, bytes of impacts)."""
+def _part(postings):
+    """Part postings into (array of units, bytes of impacts)."""
     units = bytearray(postings)
     impacts = bytes(units[HIGH_BYTE::4])
     units[HIGH_BYTE::4] = bytes(len(impacts))
     return array("I", bytes(units)), impacts
 
 
-def pack_segment(firsts, terms):
-    """Lay out a segment of (name, posting or array of postings) in any order."""
-    terms, units = sorted(terms, key=itemgetter(0)), firsts[-1]
-    if units > UNIT_MASK:
-        raise LimitError(f"An index segment holds {UNIT_MASK} chunks, not {units}")
-    buckets = [[] for _ in range(max(1, len(terms) // TERMS_PER_BUCKET))]
-    postings, dense = array("I"), []
-    for name, held in terms:
-        bucket = buckets[zlib.crc32(name) * len(buckets) >> 32]
-        if held.__class__ is int or len(held) == 1:
-            posting = held if held.__class__ is int else held[0]
-            bucket.append((name, TERM.pack(posting, 1, posting >> 24)))
-            continue
-        ids, impacts = split_postings(held)
-        row = 0
-        if len(ids) * DENSE_SHARE > units:
-            dense.append(dense_row(units, ids, impacts))
-            row = len(dense)
-        term = TERM.pack(len(postings), len(ids), row << 8 | max(impacts))
-        bucket.append((name, term))
-        postings.extend(held)
-    directory, table = array("I", [0]), bytearray()
-    for bucket in buckets:
-        table += bucket_bytes(bucket)
-        directory.append(len(table))
-    counts = (len(firsts) - 1, units, len(buckets), len(postings), len(dense))
-    return seal(counts, [firsts, directory, table, postings, *dense])
-
-
-def dense_row(units, ids, impacts):
-    """Return one byte a unit: the impact, or 0."""
-    row = bytearray(units)
-    for unit, value in zip(ids, impacts):
-        row[unit] = value
-    return row
-
-
-def bucket_bytes(bucket):
-    """Lay out a bucket: how many terms, their numbers, their names."""
-    if not bucket:
-        return b""
-    names, numbers = zip(*bucket)
-    blob = COUNT.pack(len(bucket)) + b"".join(numbers) + b"\n".join(names)
-    return blob + bytes(-len(blob) % 4)
-
-
-def seal(counts, parts):
+def _seal_segment(counts, parts):
     """Put the header before the parts and the CRC32 of each block behind them."""
     size = SEGMENT_HEADER.size + sum(memoryview(part).nbytes for part in parts)
     header = SEGMENT_HEADER.pack(SEGMENT_MAGIC, *counts, size, 0)[: -COUNT.size]
@@ -1426,7 +1392,7 @@ def seal(counts, parts):
 class Segment:
     """Reads a segment; every block is checked before it is first used.
 
-    buffer   bytes-like, what SegmentWriter.finish or merge_segments made
+    buffer   bytes-like, what build_segment or merge_segments made
     numbers  array("I") or a view like it: the number of each document, GONE if removed
     Raises   DamageError, here and wherever a damaged block is met
     """
@@ -1449,8 +1415,8 @@ class Segment:
         self.documents, self.units, self.buckets, postings, _ = counts
         self.directory = SEGMENT_HEADER.size + 4 * (self.documents + 1)
         self.table = self.directory + 4 * (self.buckets + 1)
-        self.postings = self.table + self._number(self.table - 4)
-        self.dense = self.postings + 4 * postings
+        self.packed = self.table + self._number(self.table - 4)
+        self.rows = self.packed + 4 * postings
 
     def _number(self, at):
         return COUNT.unpack_from(self.buffer, at)[0]
@@ -1470,7 +1436,7 @@ class Segment:
 
     def find(self, token):
         """Return the Term of a token, or None."""
-        name = name_of(token)
+        name = token.encode("utf-8", "replace")     # of half a surrogate pair: "?"
         at = self.directory + 4 * (zlib.crc32(name) * self.buckets >> 32)
         names, numbers = self._bucket(*self.view(at, at + 8).cast("I"))
         if name not in names:
@@ -1479,33 +1445,37 @@ class Segment:
 
     def _bucket(self, start, end):
         """Return (names, packed numbers) of the bucket between two table offsets."""
-        if start == end:
-            return [], b""
         blob = self.view(self.table + start, self.table + end)
-        names_at = COUNT.size + COUNT.unpack_from(blob)[0] * TERM.size
+        count = COUNT.unpack_from(blob)[0]
+        names_at = COUNT.size + count * TERM.size
         names = blob[names_at:].tobytes().rstrip(b"\0").split(b"\n")
-        return names, blob[COUNT.size : names_at]
-
-    def packed(self, term):
-        """Return the postings of a term: a sequence of impact << 24 | unit."""
-        if term.units == 1:
-            return array("I", (term.where,))
-        at = self.postings + 4 * term.where
-        return self.view(at, at + 4 * term.units).cast("I")
-
-    def row(self, term):
-        """Return the dense row of a term, a byte a unit, or None."""
-        number = term.packed >> 8
-        at = self.dense + (number - 1) * self.units
-        return self.view(at, at + self.units) if number else None
+        return names[:count], blob[COUNT.size : names_at]
 
     def terms(self):
-        """Yield (name, postings) of every term."""
+        """Yield (name, Term) of every term."""
         directory = self.view(self.directory, self.table).cast("I")
         for i in range(self.buckets):
             names, numbers = self._bucket(*directory[i : i + 2])
             for name, fields in zip(names, TERM.iter_unpack(numbers)):
-                yield name, self.packed(Term(*fields))
+                yield name, Term(*fields)
+
+    def row(self, term):
+        """Return the impact in every unit, a byte each, of a dense term; else None."""
+        if term.units == 1 or term.units * DENSE_SHARE <= self.units:
+            return None
+        at = self.rows + term.where * self.units
+        return self.view(at, at + self.units)
+
+    def postings(self, term):
+        """Return (units, impacts) of a term, two sequences in order of units."""
+        if term.units == 1:
+            return (term.where & UNIT_MASK,), (term.highest,)
+        row = self.row(term)
+        if row is not None:
+            units = compress(range(self.units), row)
+            return array("I", units), row.tobytes().translate(None, b"\0")
+        at = self.packed + 4 * term.where
+        return _part(self.view(at, at + 4 * term.units))
 
     def firsts(self):
         """Return the first unit of each document, and the end."""
@@ -1546,8 +1516,7 @@ class Segment:
         row = self.row(term)
         if row is not None:
             return term.units - sum(1 for unit in self.dead if row[unit])
-        units, _ = split_postings(self.packed(term))
-        return term.units - len(self.dead.intersection(units))
+        return term.units - len(self.dead.intersection(self.postings(term)[0]))
 
 
 # =============================================================================
@@ -1594,19 +1563,18 @@ class Index:
 
     def __init__(self, segments=()):
         self.segments = list(segments)
-        self._writer, self._waiting = SegmentWriter(), array("I")
+        self._waiting = {}      # number -> (title, text, chunks)
         self._places = None     # number -> (segment, document in it)
 
     def add(self, number, title, text, chunks):
         """Index one document; its number must not be in use."""
-        self._writer.add(title, text, chunks)
-        self._waiting.append(number)
+        self._waiting[number] = title, text, chunks
 
     def remove(self, number):
         """Forget one document."""
-        self.flush()
-        segment, document = self._place(number)
-        segment.drop(document)
+        if self._waiting.pop(number, None) is None:
+            segment, document = self._place(number)
+            segment.drop(document)
 
     def _place(self, number):
         """Return (segment, document within it) of a number."""
@@ -1625,8 +1593,9 @@ class Index:
         """
         if not self._waiting:
             return
-        self.segments.append(Segment(self._writer.finish(), self._waiting))
-        self._writer, self._waiting, self._places = SegmentWriter(), array("I"), None
+        built = build_segment(self._waiting.values())
+        self.segments.append(Segment(built, array("I", self._waiting)))
+        self._waiting, self._places = {}, None
         while len(self.segments) > 1:
             before, last = self.segments[-2:]
             if last.units * MERGE_SHARE <= before.units:
@@ -1710,7 +1679,7 @@ def best_units(segment, weighted, k, least, allowed=None):
     allowed   None, or the only units that count
     """
     weighted = sorted(weighted, key=lambda row: row[0].units)
-    bounds = [(term.packed & 255) * weight for term, weight in weighted]
+    bounds = [term.highest * weight for term, weight in weighted]
     ahead = [*accumulate(reversed(bounds))][::-1]   # what the terms from i on can add
     scores, i = {}, 0
     if allowed is not None:
@@ -1738,7 +1707,7 @@ def kth(scores, k):
 
 def add_all(scores, segment, term, weight):
     """Add what a term gives to every live unit that holds it."""
-    units, impacts = split_postings(segment.packed(term))
+    units, impacts = segment.postings(term)
     known = scores.get
     for unit, value in zip(units, impacts):
         scores[unit] = known(unit, 0) + value * weight
@@ -1753,7 +1722,7 @@ def look_up(scores, segment, term, weight):
         for unit in scores:
             scores[unit] += row[unit] * weight
         return
-    units, impacts = split_postings(segment.packed(term))
+    units, impacts = segment.postings(term)
     if len(scores) * BISECTION_COST > term.units:
         known = scores.get
         for unit, value in zip(units, impacts):
