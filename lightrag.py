@@ -30,19 +30,22 @@ terminal, clock or environment):
     11 Protocol      the OpenAI wire format: messages, deltas, server-sent events
     12 Permissions   (rules, call) to allow, ask or deny
     13 Paths         ignore rules, secret names, confinement below a root
-    14 Files         the only section that touches the disk
-    15 Http          the only section that opens connections
-    16 Sources       path, folder, glob, URL or standard input to raw documents
-    17 Knowledge     the documents and their index
-    18 Ingest        plan, ask, add, sync and remove
-    19 Memory        long-term facts and the working memory
-    20 Model         chat completions over Http and Protocol
-    21 Tools         a table of what the agent can do
-    22 Agent         the loop; yields events, never prints
-    23 Console       printing, asking and progress under any encoding
-    24 Commands      one function a command
-    25 Prompt        the interactive prompt
-    26 Command line  arguments and main
+    14 Addresses     web addresses: fit to show, fit to send, where they lead
+    15 Files         the only section that touches the disk
+    16 Network       how this machine reaches others: proxies and certificates
+    17 Http          the only section that opens connections
+    18 Pages         one web page, its redirects checked at every step
+    19 Sources       path, folder, glob, URL or standard input to raw documents
+    20 Knowledge     the documents and their index
+    21 Ingest        plan, ask, add, sync and remove
+    22 Memory        long-term facts and the working memory
+    23 Model         chat completions over Http and Protocol
+    24 Tools         a table of what the agent can do
+    25 Agent         the loop; yields events, never prints
+    26 Console       printing, asking and progress under any encoding
+    27 Commands      one function a command
+    28 Prompt        the interactive prompt
+    29 Command line  arguments and main
 
 Words: a document has a title, a source (the path or URL it came from) and a text;
 a chunk is a passage of it, text[start:end]; a hit is a chunk that a search found;
@@ -52,6 +55,7 @@ a citation is a numbered hit; a fact is one long-term memory; a call is a tool c
 from __future__ import annotations
 
 import calendar
+import contextlib
 import fnmatch
 import hashlib
 import heapq
@@ -70,7 +74,7 @@ import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import accumulate, chain, compress
 from operator import add
 from typing import NamedTuple
@@ -229,9 +233,46 @@ SECRET_RULES = """
     !credentials.example.* !credentials.sample.* !secrets.example.* !secrets.sample.*
 """
 
+# Addresses
+SECRET_QUERY = re.compile("(?i)key|token|secret|pass|pwd|sig|auth|cred|session|^code$")
+# Services of clouds that hand out credentials to whoever asks, beside link-local ones.
+METADATA_HOSTS = """
+metadata metadata.google.internal instance-data instance-data.ec2.internal
+100.100.100.200 192.0.0.192 168.63.129.16 fd00:ec2::254
+"""
+
 # Files
 
+# Files
+
+# Network
+CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_DIR")
+
 # Http
+CONNECT_TIMEOUT_S = 10      # for a connection, TLS included
+PIECE_BYTES = 1 << 16       # read, and decompressed, at a time
+PIECES_MAX = 16             # read ahead of the reader; more makes the sender wait
+TICK_S = 0.2                # how soon Ctrl-C is heard, and a deadline seen
+
+# Pages
+FETCH_TIMEOUT_S = 15        # silence of a page
+FETCH_TOTAL_S = 60          # a page with all its redirects, however slowly it drips
+PAGE_BYTES_MAX = 2 * 2**20  # after decompression
+REDIRECTS_MAX = 5
+REDIRECTS = (301, 302, 303, 307, 308)
+# What can be text; octet-stream is what many servers call files they do not know.
+TEXT_TYPES = re.compile(
+    r"text/.+|application/(?:.+\+(?:json|xml|zip|yaml)|json|jsonl|ndjson|x-ndjson|xml"
+    r"|x?html|yaml|x-yaml|toml|markdown|javascript|x-javascript|typescript|sql|rtf"
+    r"|x-(?:python|python-code|sh|shellscript|httpd-php|ruby|perl|tex|latex|ipynb)|pdf"
+    r"|octet-stream|vnd\.openxmlformats-officedocument\..+|x-pdf)"
+)
+PAGE_HEADERS = {
+    "User-Agent": "lightrag.py/" + __version__,
+    "Accept": "text/html, text/*, application/xhtml+xml, */*;q=0.5",
+    "Accept-Encoding": "gzip, deflate",
+    "Connection": "close",
+}
 
 # Sources
 
@@ -330,6 +371,10 @@ class DeniedError(LightragError):
 
 class PageGoneError(NetworkError):
     """A page answers 404 or 410: sync drops it."""
+
+
+class LostError(NetworkError):
+    """A connection was refused or lost on the way: another try may heal it."""
 
 
 class LimitError(LightragError):
@@ -2472,7 +2517,114 @@ def _names(path, flavour):
 
 
 # =============================================================================
-# 14. Files -- the only section that touches the disk
+# 14. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
+#    Uses: Settings, Errors
+# =============================================================================
+
+def shown_url(url):
+    """Return an address fit to be shown: no login, secrets of the query masked.
+
+    >>> shown_url("https://me:pw@x.test:8/a?q=1&api_key=abc#top")
+    'https://x.test:8/a?q=1&api_key=***#top'
+    """
+    head, mark, query = url.partition("?")
+    head = re.sub(r"^([^/?#]*//)[^/?#]*@", r"\1", head)
+    query, hash_mark, fragment = query.partition("#")
+    pairs = []
+    for pair in query.split("&"):
+        name, equals, value = pair.partition("=")
+        secret = value and SECRET_QUERY.search(name)
+        pairs.append(name + equals + ("***" if secret else value))
+    return head + mark + "&".join(pairs) + hash_mark + fragment
+
+
+def wire_url(url):
+    """Return (address, login): ASCII, no fragment; login is "user:password" or "".
+
+    Raises SourceError when it is no http or https address.
+
+    >>> wire_url("http://me:pw@例え.jp:80/历史 a#top")
+    ('http://xn--r8jz45g.jp:80/%E5%8E%86%E5%8F%B2%20a', 'me:pw')
+    """
+    from urllib.parse import quote, urlsplit, urlunsplit
+
+    try:
+        parts = urlsplit(url.strip())
+        host, port = parts.hostname or "", parts.port
+        if not host.isascii():
+            host = host.encode("idna").decode("ascii")
+        valid = parts.scheme in ("http", "https") and re.fullmatch(r"[\w.:%-]+", host)
+    except ValueError:      # a port that is no number, half an IPv6 address, ...
+        valid = False
+    if not valid:
+        raise SourceError(f"{shown_url(url)}: not an http or https address")
+    login = parts.netloc.rpartition("@")[0]
+    host = f"[{host}]" if ":" in host else host
+    netloc = f"{host}:{port}" if port else host
+    path, query = (quote(p, "%/:=&?~+!$,;'@()*") for p in (parts.path, parts.query))
+    return urlunsplit((parts.scheme, netloc, path or "/", query, "")), login
+
+
+def host_port(url):
+    """Return (host, port, scheme) of an address, the port made explicit."""
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    return (parts.hostname or "").rstrip("."), port, parts.scheme
+
+
+def spelled_ip(host):
+    """Return the address a host spells, whichever way, or None for a name.
+
+    >>> [str(spelled_ip(host)) for host in ("0xa9fea9fe", "::ffff:10.0.0.1", "a.b")]
+    ['169.254.169.254', '10.0.0.1', 'None']
+    """
+    import ipaddress
+
+    host = host.partition("%")[0]
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return _loose_ipv4(host)
+    if ip.version == 4:
+        return ip
+    if ip in ipaddress.ip_network("64:ff9b::/96"):      # IPv4 behind NAT64
+        return ipaddress.ip_address(int(ip) & 0xFFFFFFFF)
+    return ip.ipv4_mapped or ip.sixtofour or ip
+
+
+def _loose_ipv4(host):
+    """Read the decimal, octal, hex and short spellings that connect accepts too."""
+    import ipaddress
+
+    value = 0
+    try:
+        *parts, rest = host.lower().split(".")
+        for i, part in enumerate([*parts, rest]):
+            base = 16 if part[:2] == "0x" else 8 if part[:1] == "0" else 10
+            value |= int(part, base) << (24 - 8 * i if i < len(parts) else 0)
+        return ipaddress.IPv4Address(value)
+    except ValueError:
+        return None
+
+
+def is_metadata(host):
+    """Tell whether a host, or a peer's address, is link-local or hands out keys."""
+    ip = spelled_ip(host)
+    return str(ip or host) in METADATA_HOSTS.split() or bool(ip and ip.is_link_local)
+
+
+def basic_login(login):
+    """Return the header value for "user:password", percent-encoded as in an address."""
+    import base64
+    from urllib.parse import unquote
+
+    return "Basic " + base64.b64encode(unquote(login).encode("utf-8")).decode("ascii")
+
+
+# =============================================================================
+# 15. Files -- the only section that touches the disk
 #    Uses: Errors
 # =============================================================================
 
@@ -2571,13 +2723,530 @@ class Lock:
 
 
 # =============================================================================
-# 15. Http -- the only section that opens connections
-#    Uses: nothing
+# 16. Network -- how this machine reaches others: proxies and certificates
+#    Uses: Settings, Errors, Addresses
 # =============================================================================
+
+SYSTEM_PROXY = "the system's proxy setting"
+
+
+class Network(NamedTuple):
+    """How this machine reaches others."""
+
+    proxies: tuple = ()     # of (scheme or "all", address, variable that names it)
+    direct: tuple = ()      # hosts that need no proxy: names, suffixes, CIDR, "*"
+    trusted: tuple = ()     # of (variable, path): certificate files or folders
+    transport: str = ""     # a name in TRANSPORTS; empty = requests if installed
+
+
+def read_network(environ):
+    """Read proxies and certificates from a mapping like os.environ.
+
+    Where it names no proxy, the system's own settings count (Windows, macOS).
+
+    >>> network = read_network({"HTTP_PROXY": "proxy:3128", "no_proxy": ".corp, ::2"})
+    >>> network.proxies, network.direct
+    ((('http', 'http://proxy:3128', 'HTTP_PROXY'),), ('.corp', '::2'))
+    """
+    found = []
+    for scheme in ("http", "https", "all"):
+        names = [scheme + "_proxy", scheme.upper() + "_PROXY"]
+        found += [(scheme, environ[n], n) for n in names if environ.get(n)][:1]
+    if not found and sys.platform in ("win32", "darwin"):
+        from urllib.request import getproxies
+
+        rows = sorted(getproxies().items())
+        found = [(scheme, address, SYSTEM_PROXY) for scheme, address in rows]
+    proxies = [
+        (scheme, address if "://" in address else "http://" + address, name)
+        for scheme, address, name in found
+    ]
+    direct = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
+    trusted = [(name, environ[name]) for name in CA_VARIABLES if environ.get(name)]
+    direct = [entry for entry in re.split(r"[\s,]+", direct) if entry]
+    return Network(tuple(proxies), tuple(direct), tuple(trusted))
+
+
+def is_direct(host, entries):
+    """Tell whether a host is reached without a proxy: loopback, or in NO_PROXY."""
+    import ipaddress
+
+    ip = spelled_ip(host)
+    if ip and (ip.is_loopback or ip.is_unspecified):
+        return True
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    for entry in entries:
+        entry = re.sub(r"^([^:]+|\[.*\]):\d+$", r"\1", entry.lower())    # no port
+        entry = re.sub(r"^\*?\.", "", entry).strip("[]")
+        if entry == "*" or host == entry or host.endswith("." + entry):
+            return True
+        try:
+            if ip and ip in ipaddress.ip_network(entry, strict=False):
+                return True
+        except ValueError:
+            continue
+    return False
+
+
+def proxy_for(url, network):
+    """Return (proxy address, variable) for an address, or ("", "")."""
+    host, _, scheme = host_port(url)
+    wanted = [row for row in network.proxies if row[0] == scheme]
+    wanted += [row for row in network.proxies if row[0] == "all"]
+    if not wanted or is_direct(host, network.direct):
+        return "", ""
+    _, address, name = wanted[0]
+    if name == SYSTEM_PROXY:
+        from urllib.request import proxy_bypass
+
+        if proxy_bypass(host):
+            return "", ""
+    if not address.startswith("http://"):
+        raise ConfigError(
+            f"{name} is {shown_url(address)}, but only http:// proxies can be used;"
+            f" name one in {scheme.upper()}_PROXY, or put {host} into NO_PROXY"
+        )
+    return address, name
+
+
+def tls_context(network):
+    """Return the TLS settings; named certificate files replace the system's own."""
+    import ssl
+
+    if not network.trusted:
+        return ssl.create_default_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)   # verifies, trusts nobody yet
+    for name, path in network.trusted:
+        try:
+            folder = os.path.isdir(path)
+            context.load_verify_locations(**{"capath" if folder else "cafile": path})
+        except OSError as error:    # SSLError is one
+            reason = getattr(error, "strerror", None) or "it holds no certificate"
+            raise ConfigError(f"{name} names {path}: {reason}") from None
+    return context
 
 
 # =============================================================================
-# 16. Sources -- path, folder, glob, URL or standard input to raw documents
+# 17. Http -- the only section that opens connections
+#    Uses: Settings, Errors, Addresses, Network
+# =============================================================================
+
+# exchange does one request over either back end: requests when it is installed, else
+# http.client.  Both end in the same kind of response, so that all that differs is how
+# a connection is opened; redirects, decoding, limits, proxies and certificates are
+# ours, and so the same.
+#
+# An exchange runs in a thread of its own.  Only so does one deadline cover all of it
+# (a name look-up takes no time limit, and a byte every ten seconds restarts every
+# socket's), and Ctrl-C is heard while a slow model thinks.
+
+
+class HttpLimits(NamedTuple):
+    """How long one exchange may take, and how much its body may hold."""
+
+    connect_s: float
+    idle_s: float       # longest silence, also before the first byte
+    total_s: float      # everything from the name look-up to the last byte
+    bytes_max: int      # of the body, after decompression
+
+
+# A back end takes (method, url, headers, body, limits, proxy, TLS context) and returns
+# an http.client response, its body unread, and a callable that closes it.
+
+
+def _open_urllib(method, url, headers, body, limits, proxy, context):
+    """Open an exchange with the standard library alone."""
+    import http.client
+    from urllib.parse import urlsplit, urlunsplit
+
+    host, port, scheme = host_port(url)
+    via = host_port(proxy)[:2] if proxy else (host, port)
+    login = urlsplit(proxy).netloc.rpartition("@")[0]
+    login = {"Proxy-Authorization": basic_login(login)} if login else {}
+    if scheme == "https":
+        wire = http.client.HTTPSConnection(*via, context=context)
+    else:
+        wire = http.client.HTTPConnection(*via)
+    wire.timeout = limits.connect_s
+    target = urlunsplit(("", "", *urlsplit(url)[2:]))
+    if proxy and scheme == "https":
+        wire.set_tunnel(host, port, login)
+    elif proxy:
+        target, headers = url, {**headers, **login}
+    try:
+        wire.connect()
+        wire.sock.settimeout(limits.idle_s)
+        wire.request(method, target, body, headers)
+        return wire.getresponse(), wire.close
+    except BaseException:
+        wire.close()
+        raise
+
+
+def _open_requests(method, url, headers, body, limits, proxy, context):
+    """Open an exchange with requests, below its session.
+
+    A session would read more than is asked: the environment, .netrc, the body of a
+    redirect.
+    """
+    import requests
+    from requests.adapters import HTTPAdapter
+
+    stack = contextlib.ExitStack()      # holds the answer, which closes when it is lost
+    adapter = stack.enter_context(contextlib.closing(HTTPAdapter()))
+    adapter.init_poolmanager(1, 1, ssl_context=context)
+    if proxy:
+        adapter.proxy_manager_for(proxy, ssl_context=context)   # kept for the request
+    try:
+        answer = adapter.send(
+            requests.Request(method, url, headers, data=body).prepare(), stream=True,
+            timeout=(limits.connect_s, limits.idle_s),
+            proxies={host_port(url)[2]: proxy} if proxy else {},
+        )
+        stack.enter_context(answer)
+        return answer.raw._fp, stack.close      # whose read1 returns what has arrived
+    except BaseException:
+        stack.close()
+        raise
+
+
+TRANSPORTS = {"requests": _open_requests, "urllib": _open_urllib}
+
+
+def _transport():
+    """Return the back end to use when nobody names one."""
+    from importlib.util import find_spec
+
+    return "requests" if find_spec("requests") else "urllib"
+
+
+class Reply:
+    """One answer: status, headers, and a body that arrives; close it after use."""
+
+    def __init__(self, url, limits, deadline, clock):
+        from queue import Queue
+        from threading import Event
+
+        self.url, self.limits, self.deadline, self.clock = url, limits, deadline, clock
+        self.status, self.headers = 0, {}
+        self.peer = ""              # address at the other end; empty behind a proxy
+        self._box, self._abandoned, self._hang_up = Queue(PIECES_MAX), Event(), None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()
+
+    def close(self):
+        """Let go of the connection, also in mid-body; never waits."""
+        self._abandoned.set()
+        if self._hang_up:       # wakes the thread that waits for more
+            with contextlib.suppress(OSError):
+                self._hang_up()
+
+    def pieces(self):
+        """Return an iterator of bytes, decompressed, each as soon as it arrives."""
+        encoding = self.headers.get("Content-Encoding", "").strip().lower()
+        return _decoded(iter(self._take, b""), encoding, shown_url(self.url))
+
+    def read(self):
+        """Return the whole body; raises NetworkError when it is over the limit."""
+        data, most = bytearray(), self.limits.bytes_max
+        for piece in self.pieces():
+            data += piece
+            if len(data) > most:
+                raise NetworkError(f"{shown_url(self.url)}: larger than {most:,} bytes")
+        return bytes(data)
+
+    def _put(self, item):
+        """Hand on one item to the reader; False when it has left."""
+        from queue import Full
+
+        while not self._abandoned.is_set():
+            try:
+                self._box.put(item, timeout=TICK_S)
+                return True
+            except Full:
+                continue
+        return False
+
+    def _take(self):
+        """Wait for the next item; raise what was handed over as an error."""
+        from queue import Empty
+
+        while self.clock() < self.deadline:
+            try:
+                item = self._box.get(timeout=TICK_S)
+            except Empty:
+                continue
+            if isinstance(item, Exception):
+                raise item
+            return item
+        raise NetworkError(
+            f"{shown_url(self.url)}: not complete after {self.limits.total_s:g} s"
+        )
+
+
+def exchange(
+    method, url, headers, body, limits, network, clock=time.monotonic, deadline=None
+):
+    """Do one request and return its Reply once the headers have come.
+
+    url       str, ASCII, without login and fragment
+    body      bytes or None
+    deadline  of clock; None = limits.total_s from now
+    Raises    LostError when another try may help, else NetworkError; ConfigError when
+              a proxy or certificate setting is at fault.  A status is no error here.
+    """
+    from threading import Thread
+
+    if deadline is None:
+        deadline = clock() + limits.total_s
+    proxy, variable = proxy_for(url, network)
+    context = tls_context(network) if url.startswith("https:") else None
+    opener = TRANSPORTS[network.transport or _transport()]
+    arguments = (method, url, headers, body, limits, proxy, context)
+    reply = Reply(url, limits, deadline, clock)
+    work = (reply, opener, arguments, variable)
+    Thread(target=_carry, args=work, daemon=True).start()
+    try:
+        head = reply._take()
+    except BaseException:
+        reply.close()
+        raise
+    reply.status, reply.headers = head.status, head.headers
+    return reply
+
+
+def _carry(reply, opener, arguments, variable):
+    """Run one exchange in its thread: hand over the head, the body, an empty end."""
+    import socket
+
+    try:
+        response, close = opener(*arguments)
+        try:
+            wire = response.fp.raw._sock    # the same in both back ends
+            reply.peer = "" if variable else wire.getpeername()[0]
+            # Subtle: of the plain socket, for TLS would say good-bye from this thread.
+            reply._hang_up = partial(socket.socket.shutdown, wire, socket.SHUT_RDWR)
+            going = reply._put(response)
+            for piece in _body(response):
+                going = going and reply._put(piece)
+                if not going:
+                    return
+            reply._put(b"")
+        finally:
+            close()
+    except Exception as error:      # noqa: BLE001  whatever it is, the reader must know
+        reply._put(_network_error(error, reply.url, reply.limits, variable))
+
+
+def _body(response):
+    """Yield a body as it arrives; a Content-Length must be reached, not passed."""
+    import http.client
+
+    left = response.length      # None: chunked, or until the connection ends
+    while left != 0:
+        piece = response.read1(PIECE_BYTES if left is None else min(left, PIECE_BYTES))
+        if not piece and left:
+            raise http.client.IncompleteRead(b"", left)
+        if not piece:
+            return
+        left = left and left - len(piece)
+        yield piece
+
+
+def _decoded(pieces, encoding, shown):
+    """Undo gzip or deflate, never more than PIECE_BYTES at a time."""
+    if encoding in ("", "identity"):
+        yield from pieces
+        return
+    if encoding not in ("gzip", "x-gzip", "deflate"):
+        raise NetworkError(f"{shown}: packed as {encoding[:20]!r}, which is not known")
+    inflater = None
+    try:
+        for piece in pieces:
+            while piece:
+                if inflater is None:    # subtle: some send deflate without its header
+                    raw = encoding == "deflate" and piece[0] & 15 != 8
+                    inflater = zlib.decompressobj(-15 if raw else 47)
+                yield inflater.decompress(piece, PIECE_BYTES)
+                if inflater.eof:        # another member may follow; padding may not
+                    piece, inflater = inflater.unused_data.lstrip(b"\0"), None
+                else:
+                    piece = inflater.unconsumed_tail
+        if inflater is not None:
+            yield inflater.flush()
+    except zlib.error:
+        raise NetworkError(f"{shown}: labelled {encoding}, but it is not") from None
+    if inflater is not None and not inflater.eof:
+        raise LostError(f"{shown}: the {encoding} data is cut off")
+
+
+def _causes(error):
+    """Return an exception and everything it wraps; requests wraps four deep."""
+    causes, todo = [], [error]
+    while todo:
+        cause = todo.pop(0)
+        if isinstance(cause, BaseException) and not any(cause is c for c in causes):
+            causes.append(cause)
+            todo += [cause.__cause__, cause.__context__, getattr(cause, "reason", None)]
+            todo += cause.args
+    return causes
+
+
+def _network_error(error, url, limits, variable):
+    """Turn whatever a back end raised into a sentence; both wrap the same causes."""
+    import http.client
+    import socket
+    import ssl
+
+    causes = _causes(error)
+
+    def _first(*kinds):
+        return next((cause for cause in causes if isinstance(cause, kinds)), None)
+
+    shown, host = shown_url(url), host_port(url)[0]
+    where = f"the proxy of {variable}" if variable else host
+    tunnel = next((c for c in causes if "Tunnel connection failed" in str(c)), None)
+    if _first(ssl.SSLCertVerificationError):
+        reason = _first(ssl.SSLCertVerificationError).verify_message
+        return ConfigError(
+            f"{shown}: the certificate of {host} is not trusted ({reason}); where a"
+            " company signs its own, SSL_CERT_FILE must name its CA file"
+        )
+    if _first(ssl.SSLError):
+        reason = _first(ssl.SSLError).reason or "handshake"
+        return NetworkError(f"{shown}: no TLS connection with {where} ({reason})")
+    if tunnel:
+        status = re.search(r"failed: (\d{3})|$", str(tunnel)).group(1)
+        return ConfigError(
+            f"{shown}: {where} gives no way through ({status or 'no reason given'});"
+            f" check {variable} and its login"
+        )
+    if _first(socket.gaierror):
+        again = _first(socket.gaierror).errno == socket.EAI_AGAIN
+        return (LostError if again else NetworkError)(
+            f"{shown}: cannot find {where}; check the address and the network"
+        )
+    if _first(TimeoutError, socket.timeout):    # two classes before Python 3.10
+        return NetworkError(
+            f"{shown}: no answer in time ({limits.connect_s:g} s to connect,"
+            f" {limits.idle_s:g} s of silence)"
+        )
+    if _first(ConnectionRefusedError):
+        return LostError(f"{shown}: {where} refused the connection")
+    if _first(ConnectionError, http.client.IncompleteRead):
+        return LostError(f"{shown}: the connection was lost before the end")
+    if _first(http.client.HTTPException):
+        return NetworkError(f"{shown}: the answer is not HTTP")
+    reason = next((c.strerror for c in causes if getattr(c, "strerror", None)), None)
+    return NetworkError(f"{shown}: cannot be read ({reason or type(error).__name__})")
+
+
+# =============================================================================
+# 18. Pages -- one web page, its redirects checked at every step
+#    Uses: Settings, Errors, Addresses, Network, Http
+# =============================================================================
+
+class Page(NamedTuple):
+    """A page as it was read."""
+
+    url: str            # where it was found in the end
+    data: bytes         # decompressed
+    content_type: str   # lower case, no parameters; empty when not declared
+    charset: str        # as declared, unchecked; empty when not declared
+
+
+PAGE_LIMITS = HttpLimits(
+    CONNECT_TIMEOUT_S, FETCH_TIMEOUT_S, FETCH_TOTAL_S, PAGE_BYTES_MAX
+)
+
+
+def fetch_page(url, approve, limits=PAGE_LIMITS, network=None, clock=time.monotonic):
+    """Read a page that the user named and agreed to.
+
+    approve   callable(address) -> bool, asked before a redirect leads to another host;
+              waiting for it does not count against the time limit
+    ->        Page
+    Raises    PageGoneError on 404 and 410, SourceError for what is not a text or not
+              to be read, DeniedError when approve says no, else as exchange does.
+    """
+    network = network or read_network(os.environ)
+    here, login = wire_url(url)
+    agreed, deadline = {host_port(here)}, clock() + limits.total_s
+    for _ in range(REDIRECTS_MAX + 1):
+        if is_metadata(host_port(here)[0]):
+            raise SourceError(f"{shown_url(here)}: link-local addresses are not read")
+        headers = dict(PAGE_HEADERS)
+        if login:
+            headers["Authorization"] = basic_login(login)
+        with exchange(
+            "GET", here, headers, None, limits, network, clock, deadline
+        ) as reply:
+            if is_metadata(reply.peer):
+                raise SourceError(f"{shown_url(here)}: leads to a link-local address")
+            target = reply.headers.get("Location", "")
+            if reply.status not in REDIRECTS or not target:
+                return _page(reply)
+        there = _redirected(here, target)
+        if host_port(there) != host_port(here):
+            login = ""
+        if not _is_agreed(there, agreed):
+            asked = clock()
+            if not approve(there):
+                raise DeniedError(
+                    f"{shown_url(here)}: leads to {shown_url(there)}, not allowed"
+                )
+            deadline += clock() - asked
+            agreed.add(host_port(there))
+        here = there
+    raise NetworkError(f"{shown_url(url)}: more than {REDIRECTS_MAX} redirects")
+
+
+def _is_agreed(url, agreed):
+    """Tell whether a yes covers an address: the same host, or its step up to https."""
+    host, port, scheme = host_port(url)
+    step_up = (host, 80, "http") if (port, scheme) == (443, "https") else None
+    return (host, port, scheme) in agreed or step_up in agreed
+
+
+def _redirected(url, target):
+    """Return the address a Location header means."""
+    from urllib.parse import urljoin
+
+    try:                        # headers arrive as Latin-1, addresses in them are UTF-8
+        target = target.encode("latin-1").decode("utf-8", "replace")
+        return wire_url(urljoin(url, target))[0]
+    except (ValueError, SourceError):
+        raise SourceError(
+            f"{shown_url(url)}: leads to {shown_url(target)[:99]!r}, which is no page"
+        ) from None
+
+
+def _page(reply):
+    """Read the page of a last answer, if it is one and a text."""
+    from http import HTTPStatus
+
+    shown = shown_url(reply.url)
+    if reply.status not in (200, 203):
+        names = {int(status): status.phrase for status in HTTPStatus}
+        kind = PageGoneError if reply.status in (404, 410) else NetworkError
+        name = names.get(reply.status, "unknown status")
+        raise kind(f"{shown}: the server answered {reply.status} {name}")
+    declared = reply.headers.get("Content-Type", "")
+    content_type = declared.partition(";")[0].strip().lower()
+    if content_type and not TEXT_TYPES.fullmatch(content_type):
+        raise SourceError(f"{shown}: is {content_type[:60]!r}, which holds no text")
+    found = re.search(r"(?i)charset\s*=\s*[\"']?([^\s\"';,]+)", declared)
+    charset = found.group(1) if found else ""
+    return Page(reply.url, reply.read(), content_type, charset)
+
+
+# =============================================================================
+# 19. Sources -- path, folder, glob, URL or standard input to raw documents
 #    Uses: nothing
 # =============================================================================
 
@@ -2638,7 +3307,7 @@ def read_source(candidate, approve, stdin):
 
 
 # =============================================================================
-# 17. Knowledge -- the documents and their index
+# 20. Knowledge -- the documents and their index
 #    Uses: Settings, Errors, Chunks, Ranking, Documents, Files, Sources
 # =============================================================================
 
@@ -2950,7 +3619,7 @@ def root_of(home):
 
 
 # =============================================================================
-# 18. Ingest -- plan, ask, add, sync and remove
+# 21. Ingest -- plan, ask, add, sync and remove
 #    Uses: Errors, Text, Chunks, Documents, Files, Sources, Knowledge, Settings
 # =============================================================================
 
@@ -3155,31 +3824,31 @@ def missing_anchor(knowledge, source):
 
 
 # =============================================================================
-# 19. Memory -- long-term facts and the working memory
+# 22. Memory -- long-term facts and the working memory
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 20. Model -- chat completions over Http and Protocol
+# 23. Model -- chat completions over Http and Protocol
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 21. Tools -- a table of what the agent can do
+# 24. Tools -- a table of what the agent can do
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 22. Agent -- the loop; yields events, never prints
+# 25. Agent -- the loop; yields events, never prints
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 23. Console -- printing, asking and progress under any encoding
+# 26. Console -- printing, asking and progress under any encoding
 #    Uses: Settings, Text
 # =============================================================================
 
@@ -3393,19 +4062,19 @@ def fit(text, columns):
 
 
 # =============================================================================
-# 24. Commands -- one function a command
+# 27. Commands -- one function a command
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 25. Prompt -- the interactive prompt
+# 28. Prompt -- the interactive prompt
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 26. Command line -- arguments and main
+# 29. Command line -- arguments and main
 #    Uses: nothing
 # =============================================================================
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import bisect
 import doctest
+import gzip
 import importlib.util
 import io
 import json
@@ -20,11 +21,17 @@ import random
 import re
 import select
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import tracemalloc
 import unittest
+import zlib
+from typing import NamedTuple
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 FILE = os.path.join(HERE, "lightrag.py")
@@ -1436,52 +1443,555 @@ class Test13Paths(unittest.TestCase):
 
 
 # =============================================================================
-# 14. Files
+# 14. Addresses
+# =============================================================================
+
+class Test14Addresses(unittest.TestCase):
+
+    def test_shown_addresses_hold_no_secret(self):
+        for url, shown in (
+            ("http://a.test/x?q=1", "http://a.test/x?q=1"),
+            ("https://me:pw@a.test/x", "https://a.test/x"),
+            ("https://a.test/?api-version=2&api-key=s#k", None),
+            ("https://a.test/?X-Amz-Signature=s&sv=1", None),
+            ("//me@a.test", "//a.test"),
+            ("", ""),
+        ):
+            with self.subTest(url):
+                got = lr.shown_url(url)
+                if shown is None:
+                    self.assertNotIn("=s", got)
+                    self.assertIn("***", got)
+                else:
+                    self.assertEqual(got, shown)
+
+    def test_wire_addresses(self):
+        for url, wire in (
+            ("http://A.test", "http://a.test/"),
+            (" http://a.test:80/b c?d=é&e=%20#f ", "http://a.test:80/b%20c?d=%C3%A9&e=%20"),
+            ("http://[::1]:8/x", "http://[::1]:8/x"),
+            ("http://a.test/\x1b[2J", "http://a.test/%1B%5B2J"),
+        ):
+            with self.subTest(url):
+                self.assertEqual(lr.wire_url(url), (wire, ""))
+
+    def test_what_is_no_address(self):
+        for url in ("", "a.test", "file:///etc/passwd", "ftp://a.test/", "http://",
+                    "http://a.test:port/", "http://[::1", "http://a b/", "http:///x"):
+            with self.subTest(url), self.assertRaises(lr.SourceError):
+                lr.wire_url(url)
+
+    def test_every_spelling_of_the_metadata_address(self):
+        for host in ("169.254.169.254", "2852039166", "0xA9FEA9FE", "0251.0376.0251.0376",
+                     "169.254.43518", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe",
+                     "fe80::1", "fe80::1%eth0", "metadata.google.internal", "fd00:ec2::254",
+                     "100.100.100.200"):
+            with self.subTest(host):
+                self.assertTrue(lr.is_metadata(host))
+        for host in ("127.0.0.1", "10.0.0.1", "example.org", "::1", "169.253.1.1"):
+            with self.subTest(host):
+                self.assertFalse(lr.is_metadata(host))
+
+
+# =============================================================================
+# 15. Files
 # =============================================================================
 
 
 # =============================================================================
-# 15. Http
+# 16. Network
+# =============================================================================
+
+class Test16Network(unittest.TestCase):
+
+    def proxy(self, url, **environ):
+        return lr.proxy_for(url, lr.read_network(environ))
+
+    def test_NET_1_loopback_goes_direct(self):
+        for host in ("127.0.0.1", "localhost", "[::1]", "127.8.9.1", "a.localhost",
+                     "[::ffff:127.0.0.1]"):
+            with self.subTest(host):
+                url = f"http://{host}:8080/v1"
+                self.assertEqual(self.proxy(url, HTTP_PROXY="http://p:1"), ("", ""))
+
+    def test_NET_1_no_proxy(self):
+        for entry, host, direct in (
+            (".corp", "x.corp", True), (".corp", "corp", True), ("corp", "x.corp", True),
+            ("corp", "xcorp", False), ("*.corp", "x.corp", True), ("*", "x.test", True),
+            ("10.0.0.0/8", "10.9.8.7", True), ("10.0.0.0/8", "11.9.8.7", False),
+            ("10.0.0.1:80", "10.0.0.1", True), ("x.test:80", "x.test", True),
+            ("fd00::/8", "[fd12::1]", True), ("[fd12::1]:80", "[fd12::1]", True),
+            ("a, b  x.test", "x.test", True), ("X.Test", "x.test", True), ("", "x", False),
+        ):
+            with self.subTest(entry=entry, host=host):
+                got = self.proxy(f"http://{host}/", http_proxy="p:1", NO_PROXY=entry)
+                self.assertEqual(got == ("", ""), direct)
+
+    def test_the_variable_of_the_scheme_counts_first(self):
+        names = {"https_proxy": "http://s:1", "HTTP_PROXY": "p:2", "ALL_PROXY": "a:3"}
+        self.assertEqual(self.proxy("https://x/", **names), ("http://s:1", "https_proxy"))
+        self.assertEqual(self.proxy("http://x/", **names), ("http://p:2", "HTTP_PROXY"))
+        self.assertEqual(self.proxy("http://x/", ALL_PROXY="a:3"), ("http://a:3", "ALL_PROXY"))
+
+    def test_NET_1_a_socks_proxy_matters_only_where_it_is_needed(self):
+        environ = {"ALL_PROXY": "socks5h://u:secret@p:1"}
+        self.assertEqual(self.proxy("http://127.0.0.1/", **environ), ("", ""))
+        self.assertEqual(self.proxy("http://x/", http_proxy="p:2", **environ)[0], "http://p:2")
+        with self.assertRaises(lr.ConfigError) as caught:
+            self.proxy("https://x/", **environ)
+        self.assertIn("ALL_PROXY", str(caught.exception))
+        self.assertIn("HTTPS_PROXY", str(caught.exception))
+        self.assertNotIn("secret", str(caught.exception))
+
+    def test_a_bad_certificate_file_names_its_variable(self):
+        for path in (FILE, FILE + ".missing"):
+            with self.subTest(path), self.assertRaises(lr.ConfigError) as caught:
+                lr.tls_context(lr.read_network({"REQUESTS_CA_BUNDLE": path}))
+            self.assertIn("REQUESTS_CA_BUNDLE", str(caught.exception))
+
+
+# =============================================================================
+# 17. Http
+# =============================================================================
+
+class ScriptedServer:
+    """An HTTP server on loopback that does what a list of steps says, and no more.
+
+    scripts   list of scripts, one a connection, the last for all that follow; or a
+              dict from path to script
+    A script is a list of steps: bytes are sent, a number is a pause in seconds,
+    "stall" waits until the client leaves, "reset" breaks the connection.
+    """
+
+    def __init__(self, scripts, tls=None):
+        self.scripts, self.tls, self.requests, self.lock = scripts, tls, [], threading.Lock()
+        self.left = threading.Event()       # a client left while a script stalled
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.listener.close()
+
+    def accept(self):
+        while True:
+            try:
+                wire, _ = self.listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self.serve, args=(wire,), daemon=True).start()
+
+    def serve(self, wire):
+        try:
+            wire.settimeout(20)
+            if self.tls:
+                wire = self.tls.wrap_socket(wire, server_side=True)
+            request = self.read(wire)
+            if request is None:
+                return
+            with self.lock:
+                self.requests.append(request)
+                number = len(self.requests) - 1
+            scripts = self.scripts
+            if isinstance(scripts, dict):
+                script = scripts.get(request.path, [answer(404, b"no such path")])
+            else:
+                script = scripts[min(number, len(scripts) - 1)]
+            for step in script:
+                if isinstance(step, bytes):
+                    wire.sendall(step)
+                elif step == "stall":
+                    wire.recv(1)
+                    self.left.set()
+                elif step == "reset":
+                    wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    return
+                else:
+                    time.sleep(step)
+        except OSError:
+            self.left.set()
+        finally:
+            wire.close()
+
+    @staticmethod
+    def read(wire):
+        data = b""
+        while b"\r\n\r\n" not in data:
+            piece = wire.recv(65536)
+            if not piece:
+                return None
+            data += piece
+            if data[0] == 0x16:     # a TLS client says hello to a server without TLS
+                return Request("TLS", "", {}, data)
+        head, _, body = data.partition(b"\r\n\r\n")
+        first, *lines = head.decode("latin-1").split("\r\n")
+        method, path, _ = first.split(" ")
+        headers = {k.lower(): v for k, v in (line.split(": ", 1) for line in lines)}
+        while len(body) < int(headers.get("content-length", 0)):
+            body += wire.recv(65536)
+        return Request(method, path, headers, body)
+
+
+class Request(NamedTuple):
+    """What the scripted server was asked."""
+
+    method: str
+    path: str
+    headers: dict
+    body: bytes
+
+
+def answer(status=200, body=b"", length=True, **headers):
+    """The bytes of one HTTP answer; Content_Type= gives the header Content-Type."""
+    lines = [f"HTTP/1.1 {status} Whatever"]
+    if length:
+        headers.setdefault("Content_Length", len(body))
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
+
+
+def chunked(*pieces):
+    """A chunked body."""
+    return b"".join(b"%x\r\n%s\r\n" % (len(p), p) for p in (*pieces, b""))
+
+
+def closed_port():
+    """A port of loopback on which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+class OnBothTransports:
+    """Mixin: a test case class of each transport; the requests one needs requests."""
+
+    transport = ""
+
+    @classmethod
+    def setUpClass(cls):
+        if cls.transport == "requests" and not importlib.util.find_spec("requests"):
+            raise unittest.SkipTest("requests is not installed")
+
+    def network(self, **environ):
+        return lr.read_network(environ)._replace(transport=self.transport)
+
+
+class HttpCases(OnBothTransports):
+
+    LIMITS = lr.HttpLimits(2, 0.6, 2, 1 << 20)
+
+    def get(self, server, limits=LIMITS, **environ):
+        return lr.exchange("GET", server.url + "/", {}, None, limits, self.network(**environ))
+
+    def test_pieces_come_as_they_are_sent(self):
+        for body in ([answer(length=False), b"one", 0.3, b"two"],
+                     [answer(length=False, Transfer_Encoding="chunked"), b"3\r\none\r\n", 0.3,
+                      b"3\r\ntwo\r\n0\r\n\r\n"],
+                     [answer(Content_Length=6, length=False), b"one", 0.3, b"two", "stall"]):
+            with ScriptedServer([body]) as server, self.get(server) as reply:
+                self.assertEqual(list(reply.pieces()), [b"one", b"two"])
+
+    def test_close_hangs_up_in_mid_stream(self):
+        with ScriptedServer([[answer(length=False), b"one", "stall"]]) as server:
+            with self.get(server, self.LIMITS._replace(idle_s=30)) as reply:
+                self.assertEqual(next(reply.pieces()), b"one")
+            self.assertTrue(server.left.wait(2))
+
+    def test_no_header_of_the_back_end_is_added_but_host(self):
+        with ScriptedServer([[answer()]]) as server:
+            self.get(server).close()
+        names = set(server.requests[0].headers) - {"host", "accept-encoding", "user-agent"}
+        self.assertEqual(names, set())
+
+    def test_a_proxy_is_asked_with_its_login_and_never_shown_with_it(self):
+        with ScriptedServer([[answer(body=b"by proxy")]]) as proxy:
+            address = proxy.url.replace("//", "//me:p%40ss@")
+            network = self.network(HTTP_PROXY=address)
+            url = "http://a.test/x?y=1"
+            with lr.exchange("GET", url, {}, None, self.LIMITS, network) as reply:
+                self.assertEqual((reply.read(), reply.peer), (b"by proxy", ""))
+        request = proxy.requests[0]
+        self.assertEqual(request.path, url)
+        self.assertEqual(request.headers["proxy-authorization"], "Basic bWU6cEBzcw==")
+
+    def test_NET_1_errors_of_a_proxy_name_the_variable_not_the_password(self):
+        def error(url, proxy):
+            network = self.network(HTTP_PROXY=proxy, HTTPS_PROXY=proxy)
+            with self.assertRaises(lr.LightragError) as caught:
+                lr.exchange("GET", url, {}, None, self.LIMITS, network)
+            self.assertNotIn("hush", str(caught.exception))
+            self.assertIn("_PROXY", str(caught.exception))
+            return caught.exception
+
+        nobody = f"http://me:hush@127.0.0.1:{closed_port()}"
+        self.assertIsInstance(error("http://a.test/", nobody), lr.LostError)
+        self.assertIsInstance(error("https://a.test/", nobody), lr.LostError)
+        with ScriptedServer([[answer(407)]]) as proxy:
+            refusal = error("https://a.test/", f"http://me:hush@127.0.0.1:{proxy.port}")
+        self.assertIsInstance(refusal, lr.ConfigError)
+        self.assertIn("407", str(refusal))
+        self.assertEqual((proxy.requests[0].method, proxy.requests[0].path),
+                         ("CONNECT", "a.test:443"))
+
+    def test_https_through_a_proxy_is_a_tunnel(self):
+        with ScriptedServer([[b"HTTP/1.1 200 ok\r\n\r\n", 0.1, b"no TLS at all"]]) as proxy:
+            network = self.network(HTTPS_PROXY=proxy.url)
+            with self.assertRaises(lr.NetworkError) as caught:
+                lr.exchange("GET", "https://a.test/", {}, None, self.LIMITS, network)
+        self.assertIn("TLS", str(caught.exception))
+
+
+class Test17HttpUrllib(HttpCases, unittest.TestCase):
+    transport = "urllib"
+
+
+class Test17HttpRequests(HttpCases, unittest.TestCase):
+    transport = "requests"
+
+
+# =============================================================================
+# 18. Pages
+# =============================================================================
+
+class PageCases(OnBothTransports):
+
+    LIMITS = lr.HttpLimits(2, 0.3, 0.7, 200_000)
+
+    def fetch(self, url, approve=None, limits=LIMITS, **environ):
+        def nobody(there):
+            raise AssertionError(f"asked for {there}")
+
+        return lr.fetch_page(url, approve or nobody, limits, self.network(**environ))
+
+    def error(self, kind, url, *words, **options):
+        with self.assertRaises(kind) as caught:
+            self.fetch(url, **options)
+        message = str(caught.exception)
+        for word in words:
+            self.assertIn(word, message)
+        self.assertNotIn("\n", message)
+        return message
+
+    def test_a_page(self):
+        body = "<h1>你好</h1>".encode("gbk")
+        headers = {"Content_Type": 'Text/HTML; Charset="GB2312"; x=y'}
+        with ScriptedServer([[answer(200, body, **headers)]]) as server:
+            page = self.fetch(server.url + "/a b?c=d#e")
+        self.assertEqual(page, (server.url + "/a%20b?c=d", body, "text/html", "GB2312"))
+        request = server.requests[0]
+        self.assertEqual(request.path, "/a%20b?c=d")
+        self.assertNotIn("authorization", request.headers)
+        self.assertEqual(request.headers["accept-encoding"], "gzip, deflate")
+
+    def test_a_login_in_the_address_goes_to_its_origin_only(self):
+        with ScriptedServer([[answer(200, b"x")]]) as other:
+            target = other.url.replace("127.0.0.1", "localhost")
+            with ScriptedServer({"/": [answer(302, Location="/b")],
+                                 "/b": [answer(302, Location=target)]}) as server:
+                page = self.fetch(server.url.replace("//", "//me:pw@"), lambda there: True)
+        self.assertEqual(page.url, target + "/")
+        logins = [request.headers.get("authorization") for request in server.requests]
+        self.assertEqual(logins, ["Basic bWU6cHc="] * 2)
+        self.assertNotIn("authorization", other.requests[0].headers)
+
+    def test_compressed_pages(self):
+        text = b"some text " * 5000
+        deflated = zlib.compress(text)
+        for label, body in (
+            ("gzip", gzip.compress(text)), ("x-gzip", gzip.compress(text) + b"\0\0"),
+            ("gzip", gzip.compress(text[:9]) + gzip.compress(text[9:])),
+            ("deflate", deflated), ("deflate", deflated[2:-4]), ("identity", text),
+        ):
+            with self.subTest(label), ScriptedServer(
+                [[answer(200, body[:7], Content_Length=len(body), Content_Encoding=label),
+                  0.01, body[7:]]]
+            ) as server:
+                self.assertEqual(self.fetch(server.url).data, text)
+
+    def test_SEC_5_a_bomb_is_stopped_at_the_cap(self):
+        squeeze = zlib.compressobj(9, zlib.DEFLATED, 31)
+        bomb = b"".join(squeeze.compress(bytes(1 << 20)) for _ in range(64)) + squeeze.flush()
+        self.assertLess(len(bomb), 80_000)
+        reply = answer(200, bomb, Content_Encoding="gzip", Content_Type="text/html")
+        with ScriptedServer([[reply]]) as server:
+            tracemalloc.start()
+            try:
+                self.error(lr.NetworkError, server.url, "200,000 bytes")
+                self.assertLess(tracemalloc.get_traced_memory()[1], 4_000_000)
+            finally:
+                tracemalloc.stop()
+
+    def test_SEC_5_lengths(self):
+        endless = answer(200, length=False, Transfer_Encoding="chunked")
+        with ScriptedServer([[endless, b"c350\r\n%s\r\n" % bytes(50_000) * 9]]) as server:
+            self.error(lr.NetworkError, server.url, "larger")
+        with ScriptedServer([[answer(200, b"y" * 150, Content_Length=100)]]) as server:
+            self.assertEqual(self.fetch(server.url).data, b"y" * 100)
+        for short in ([answer(200, b"y" * 50, Content_Length=100)],
+                      [endless + b"5\r\nabcde\r\n"], [endless + b"5\r\nab"],
+                      [answer(200, gzip.compress(b"x" * 99)[:-9], Content_Encoding="gzip")]):
+            with self.subTest(short), ScriptedServer([short]) as server:
+                self.error(lr.LostError, server.url)
+
+    def test_SEC_5_slow_pages(self):
+        head, byte = answer(200, length=False), [b"x", 0.1]
+        drip = [bytes([b]) for b in answer(200, Content_Type="text/html; x=" + "y" * 99)]
+        for name, script in (
+            ("silent", ["stall"]), ("silent body", [head, "stall"]),
+            ("body drips", [head, *byte * 30]),
+            ("chunk size drips", [answer(200, length=False, Transfer_Encoding="chunked"),
+                                  *[b"0", 0.1] * 30]),
+            ("headers drip", [step for b in drip for step in (b, 0.1)]),
+        ):
+            with self.subTest(name), ScriptedServer([script]) as server:
+                started = time.monotonic()
+                self.error(lr.NetworkError, server.url, "time" if "sil" in name else "0.7 s")
+                self.assertLess(time.monotonic() - started, 1.7)
+
+    def test_SEC_5_false_labels(self):
+        for label, words in (("gzip", "not"), ("deflate", "not"), ("br", "'br'"),
+                             ("zstd", "'zstd'"), ("gzip, gzip", "'gzip, gzip'")):
+            with self.subTest(label), ScriptedServer(
+                [[answer(200, b"<p>plain</p>", Content_Encoding=label)]]
+            ) as server:
+                self.error(lr.NetworkError, server.url, words)
+
+    def test_SEC_5_types(self):
+        for kind in ("text/html", "text/markdown", "TEXT/PLAIN", "application/json", "",
+                     "application/ld+json", "application/xhtml+xml", "application/pdf",
+                     "application/octet-stream", "application/epub+zip", "application/xml",
+                     "application/vnd.openxmlformats-officedocument.wordprocessingml.document"):
+            with self.subTest(kind), ScriptedServer(
+                [[answer(200, b"x", **({"Content_Type": kind} if kind else {}))]]
+            ) as server:
+                self.assertEqual(self.fetch(server.url).content_type, kind.lower())
+        for kind in ("image/png", "video/mp4", "font/woff2", "application/zip", "audio/ogg",
+                     "application/wasm", "image/svg+xml", "nonsense"):
+            with self.subTest(kind), ScriptedServer(
+                [[answer(200, length=False, Content_Type=kind), "stall"]]
+            ) as server:
+                self.error(lr.SourceError, server.url, kind, "no text")
+
+    def test_statuses_are_one_sentence(self):
+        for status, kind, words in (
+            (404, lr.PageGoneError, "404 Not Found"), (410, lr.PageGoneError, "410 Gone"),
+            (500, lr.NetworkError, "500 Internal"), (403, lr.NetworkError, "403 Forbidden"),
+            (304, lr.NetworkError, "304"), (302, lr.NetworkError, "302 Found"),
+            (299, lr.NetworkError, "299"), (204, lr.NetworkError, "204 No Content"),
+        ):
+            with self.subTest(status), ScriptedServer([[answer(status)]]) as server:
+                self.error(kind, server.url + "/x?token=hush", words, "token=***")
+
+    def test_broken_connections_are_one_sentence(self):
+        port = closed_port()
+        self.error(lr.LostError, f"http://127.0.0.1:{port}/", "refused")
+        self.error(lr.NetworkError, "http://no-such-host.invalid/", "cannot find")
+        for script, kind in ((["reset"], lr.LostError), ([], lr.LostError),
+                             ([answer(200, length=False), b"x", 0.1, "reset"], lr.LostError),
+                             ([b"SSH-2.0-OpenSSH\r\n"], lr.NetworkError)):
+            with self.subTest(script), ScriptedServer([script]) as server:
+                self.error(kind, server.url)
+        with ScriptedServer([[b"HTTP/1.1 400 no TLS\r\n\r\n"]]) as server:
+            self.error(lr.NetworkError, server.url.replace("http:", "https:"), "TLS")
+
+    def test_SEC_1_redirects(self):
+        with ScriptedServer([[answer(200, b"inside")]]) as inner:
+            routes = {
+                "/meta": [answer(302, Location="http://169.254.169.254/latest/")],
+                "/hex": [answer(302, Location="http://0xa9fea9fe/latest/")],
+                "/file": [answer(302, Location="file:///etc/passwd")],
+                "/inner": [answer(307, Location=inner.url + "/deep?token=hush")],
+                "/loop": [answer(301, Location="/loop")],
+                "/same": [answer(303, Location="inner2/../end")],
+                "/end": [answer(200, b"end")],
+            }
+            with ScriptedServer(routes) as server:
+                self.error(lr.SourceError, server.url + "/meta", "link-local", approve=bool)
+                self.error(lr.SourceError, server.url + "/hex", "link-local", approve=bool)
+                self.error(lr.SourceError, server.url + "/file", "no page", approve=bool)
+                self.error(lr.NetworkError, server.url + "/loop", "5 redirects")
+                self.assertEqual(len(server.requests), 9)
+                self.assertEqual(self.fetch(server.url + "/same").url, server.url + "/end")
+                asked = []
+                self.error(lr.DeniedError, server.url + "/inner", "not allowed",
+                           approve=lambda there: asked.append(there))
+                self.assertEqual(asked, [inner.url + "/deep?token=hush"])
+                self.assertEqual(inner.requests, [])
+                page = self.fetch(server.url + "/inner", approve=lambda there: True)
+                self.assertEqual(page.data, b"inside")
+
+    def test_SEC_1_only_the_step_up_to_https_needs_no_second_yes(self):
+        agreed = {("a.test", 80, "http"), ("b.test", 443, "https")}
+        for url, covered in (
+            ("http://a.test/x", True), ("https://a.test/", True), ("http://a.test:8/", False),
+            ("https://a.test:80/", False), ("http://b.test/", False), ("https://c.test", False),
+        ):
+            with self.subTest(url):
+                self.assertEqual(lr._is_agreed(url, agreed), covered)
+
+    def test_a_question_does_not_use_up_the_time(self):
+        with ScriptedServer([[answer(200, b"x")]]) as other:
+            target = other.url.replace("127.0.0.1", "localhost")
+            with ScriptedServer([[answer(302, Location=target)]]) as server:
+                page = self.fetch(server.url, lambda there: time.sleep(0.8) or True)
+        self.assertEqual(page.data, b"x")
+
+    def test_a_location_in_utf8(self):
+        with ScriptedServer({
+            "/": [answer(302, Location="/历史".encode().decode("latin-1"))],
+            "/%E5%8E%86%E5%8F%B2": [answer(200, b"x")],
+        }) as server:
+            self.assertEqual(self.fetch(server.url).data, b"x")
+
+
+class Test18PagesUrllib(PageCases, unittest.TestCase):
+    transport = "urllib"
+
+
+class Test18PagesRequests(PageCases, unittest.TestCase):
+    transport = "requests"
+
+
+# =============================================================================
+# 19. Sources
 # =============================================================================
 
 
 # =============================================================================
-# 16. Sources
+# 20. Knowledge
 # =============================================================================
 
 
 # =============================================================================
-# 17. Knowledge
+# 21. Ingest
 # =============================================================================
 
 
 # =============================================================================
-# 18. Ingest
+# 22. Memory
 # =============================================================================
 
 
 # =============================================================================
-# 19. Memory
+# 23. Model
 # =============================================================================
 
 
 # =============================================================================
-# 20. Model
+# 24. Tools
 # =============================================================================
 
 
 # =============================================================================
-# 21. Tools
+# 25. Agent
 # =============================================================================
 
 
 # =============================================================================
-# 22. Agent
-# =============================================================================
-
-
-# =============================================================================
-# 23. Console
+# 26. Console
 # =============================================================================
 
 def console_over(encoding, errors="strict", stdin=b"", **environ):
@@ -1526,7 +2036,7 @@ class Terminal:
         return found.decode("utf-8")
 
 
-class Test23Console(unittest.TestCase):
+class Test26Console(unittest.TestCase):
     """Printing, asking and progress."""
 
     FOREIGN = "《Day 5 学习笔记》 ✓ 😀 ℝ café"
@@ -1679,17 +2189,17 @@ class Test23Console(unittest.TestCase):
 
 
 # =============================================================================
-# 24. Commands
+# 27. Commands
 # =============================================================================
 
 
 # =============================================================================
-# 25. Prompt
+# 28. Prompt
 # =============================================================================
 
 
 # =============================================================================
-# 26. Command line
+# 29. Command line
 # =============================================================================
 
 
