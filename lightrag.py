@@ -57,6 +57,7 @@ from __future__ import annotations
 import calendar
 import contextlib
 import fnmatch
+import gc
 import hashlib
 import heapq
 import io
@@ -74,7 +75,7 @@ import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache, partial, wraps
 from itertools import accumulate, chain, compress
 from operator import add
 from typing import NamedTuple
@@ -1331,6 +1332,26 @@ class _Impacts(dict):
         return value
 
 
+def _without_collector(build):
+    """Make a function run while the cyclic garbage collector rests.
+
+    It would look through hundreds of thousands of arrays again and again, and find
+    nothing: a quarter of the time of a build.
+    """
+    @wraps(build)
+    def _rested(*arguments):
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            return build(*arguments)
+        finally:
+            if was_on:
+                gc.enable()
+
+    return _rested
+
+
+@_without_collector
 def build_segment(documents):
     """Return a segment, as bytes, of [(title, text, chunks)]."""
     firsts = array("I", [0])
@@ -1370,6 +1391,7 @@ def _count_units(documents, firsts):
         firsts.append(firsts[-1] + len(chunks))
 
 
+@_without_collector
 def merge_segments(segments):
     """Return one segment, as bytes, of the live documents; no text is read again."""
     firsts, merged = array("I", [0]), {}
