@@ -31,21 +31,22 @@ terminal, clock or environment):
     12 Permissions   (rules, call) to allow, ask or deny
     13 Paths         ignore rules, secret names, confinement below a root
     14 Addresses     web addresses: fit to show, fit to send, where they lead
-    15 Files         the only section that touches the disk
-    16 Network       how this machine reaches others: proxies and certificates
-    17 Http          the only section that opens connections
-    18 Pages         one web page, its redirects checked at every step
-    19 Sources       path, folder, glob, URL or standard input to raw documents
-    20 Knowledge     the documents and their index
-    21 Ingest        plan, ask, add, sync and remove
-    22 Memory        long-term facts and the working memory
-    23 Model         chat completions over Http and Protocol
-    24 Tools         a table of what the agent can do
-    25 Agent         the loop; yields events, never prints
-    26 Console       printing, asking and progress under any encoding
-    27 Commands      one function a command
-    28 Prompt        the interactive prompt
-    29 Command line  arguments and main
+    15 Files         reading, atomic writes and locks
+    16 Folders       walking, the home of a knowledge base, configuration
+    17 Network       how this machine reaches others: proxies and certificates
+    18 Http          the only section that opens connections
+    19 Pages         one web page, its redirects checked at every step
+    20 Sources       path, folder, glob, URL or standard input to raw documents
+    21 Knowledge     the documents and their index
+    22 Ingest        plan, ask, add, sync and remove
+    23 Memory        long-term facts and the working memory
+    24 Model         chat completions over Http and Protocol
+    25 Tools         a table of what the agent can do
+    26 Agent         the loop; yields events, never prints
+    27 Console       printing, asking and progress under any encoding
+    28 Commands      one function a command
+    29 Prompt        the interactive prompt
+    30 Command line  arguments and main
 
 Words: a document has a title, a source (the path or URL it came from) and a text;
 a chunk is a passage of it, text[start:end]; a hit is a chunk that a search found;
@@ -56,6 +57,7 @@ from __future__ import annotations
 
 import calendar
 import contextlib
+import errno
 import fnmatch
 import gc
 import hashlib
@@ -67,6 +69,7 @@ import ntpath
 import os
 import posixpath
 import re
+import stat
 import struct
 import sys
 import time
@@ -77,6 +80,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from functools import cache, lru_cache, partial, wraps
 from itertools import accumulate, chain, compress
+from itertools import count as counting
 from operator import add
 from typing import NamedTuple
 
@@ -234,6 +238,10 @@ SECRET_RULES = """
     !credentials.example.* !credentials.sample.* !secrets.example.* !secrets.sample.*
 """
 
+# Folders
+IGNORE_FILES = (".gitignore", ".lightragignore")    # the second has the last word
+IGNORE_BYTES_MAX = 1 << 20
+
 # Addresses
 SECRET_QUERY = re.compile("(?i)key|token|secret|pass|pwd|sig|auth|cred|session|^code$")
 # Services of clouds that hand out credentials to whoever asks, beside link-local ones.
@@ -243,6 +251,11 @@ metadata metadata.google.internal instance-data instance-data.ec2.internal
 """
 
 # Files
+FILE_BYTES_MAX = 64 << 20   # a local file; no text that people read is larger
+REPLACE_DELAYS_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 1.6)     # a scanner lets go in time
+LOCK_TIMEOUT_S = 60         # the longest save of another process, and then some
+LOCK_POLL_S = 0.05
+LOCK_NOTICE_S = 1.0         # a wait that a person notices is explained
 
 # Files
 
@@ -276,6 +289,9 @@ PAGE_HEADERS = {
 }
 
 # Sources
+SNIFF_BYTES = 8192          # a NUL in them means binary, as git has it
+PDF_TIMEOUT_S = 60          # pdftotext takes about a second for 500 pages
+PDF_TEXT_BYTES_MAX = 20 << 20
 
 # Knowledge
 KNOWLEDGE_FORMAT = "lightrag/knowledge"
@@ -376,6 +392,10 @@ class PageGoneError(NetworkError):
 
 class LostError(NetworkError):
     """A connection was refused or lost on the way: another try may heal it."""
+
+
+class SkipError(SourceError):
+    """A source was opened and is not wanted: a binary, a private key."""
 
 
 class LimitError(LightragError):
@@ -2504,6 +2524,31 @@ def _binary_kinds():
     return {s: kind for kind, line in BINARY_SUFFIXES.items() for s in line.split()}
 
 
+def glob_filter(pattern):
+    """Return a function (path, is it a folder) -> whether a walk for a glob wants it.
+
+    pattern  str, relative, with /; a folder that it matches is wanted whole
+    >>> wanted = glob_filter("*/docs/**/*.md")
+    >>> wanted("a", True), wanted("a/src", True), wanted("a/docs/b/c.md", False)
+    (True, False, True)
+    """
+    names = pattern.split("/")
+    depth = names.index("**") if "**" in names else len(names)
+    steps = [
+        re.compile(wildcard_regex("/".join(names[: n + 1])) or "(?!)", re.DOTALL)
+        for n in range(depth)
+    ]
+    whole = re.compile(f"(?:{wildcard_regex(pattern) or '(?!)'})(?:/.*)?", re.DOTALL)
+
+    def _wanted(path, folder):
+        n = path.count("/")
+        if folder and n < depth:
+            return bool(steps[n].fullmatch(path))
+        return (folder and depth < len(names)) or bool(whole.fullmatch(path))
+
+    return _wanted
+
+
 def confine(root, path, flavour=posixpath):
     r"""Return the names that lead from a root down to a path, judged by letters alone.
 
@@ -2646,11 +2691,70 @@ def basic_login(login):
 
 
 # =============================================================================
-# 15. Files -- the only section that touches the disk
-#    Uses: Errors
+# 15. Files -- reading, atomic writes and locks
+#    Uses: Settings, Errors
 # =============================================================================
 
-# Placeholders of the names that Knowledge calls; the section's owner replaces them.
+# This section and the next are the only ones that touch the disk.  A file is looked at
+# before it is opened, since opening a pipe waits for ever and a device never ends.  A
+# file is replaced, never written into: a temporary file beside it, fsync, rename.  The
+# calls that fail on a full disk or a held file are arguments, so that a test can fail
+# them.
+
+_OS_REASONS = {
+    "EACCES": "no permission", "EPERM": "no permission", "EROFS": "read-only disk",
+    "ENOENT": "no such file or folder", "ENOTDIR": "no such file or folder",
+    "ENOSPC": "the disk is full", "EDQUOT": "the disk quota is used up",
+    "EFBIG": "the file would grow over the size limit", "ELOOP": "a circle of links",
+    "ENAMETOOLONG": "the name is too long", "EMFILE": "too many open files",
+}
+_SORTS = (
+    (stat.S_ISDIR, "a folder, not a file"), (stat.S_ISFIFO, "a pipe, not a file"),
+    (stat.S_ISSOCK, "a socket, not a file"), (stat.S_ISCHR, "a device, not a file"),
+    (stat.S_ISBLK, "a device, not a file"),
+)
+
+
+def os_reason(error):
+    """Return why a call to the system failed, in plain words.
+
+    >>> os_reason(OSError(errno.ENOSPC, "No space left on device"))
+    'the disk is full'
+    """
+    name = errno.errorcode.get(error.errno, "")
+    return _OS_REASONS.get(name) or error.strerror or str(error)
+
+
+def sort_reason(mode):
+    """Say what a file is when it is no regular file; empty when it is one."""
+    return next((reason for is_sort, reason in _SORTS if is_sort(mode)), "")
+
+
+def open_regular(path):
+    """Open a regular file for reading bytes; pipes, sockets and devices stay shut.
+
+    Raises OSError
+    """
+    reason = sort_reason(os.stat(path).st_mode)
+    if reason:
+        raise OSError(errno.EINVAL, reason, path)
+    return open(path, "rb")
+
+
+def read_bytes(path, limit):
+    """Return the bytes of a regular file, at most limit of them.
+
+    Raises SourceError when it is larger, is no file, or cannot be read
+    """
+    try:
+        with open_regular(path) as file:
+            data = file.read(limit + 1)
+    except (OSError, ValueError) as error:      # ValueError: a NUL in the path
+        reason = os_reason(error) if isinstance(error, OSError) else "no file name"
+        raise SourceError(f"cannot be read: {reason}") from None
+    if len(data) > limit:
+        raise SourceError(f"larger than the limit of {limit >> 20} MiB")
+    return data
 
 
 def stamp_of(path):
@@ -2668,22 +2772,13 @@ def read_stamped(path):
     Raises StorageError when it is there but cannot be read
     """
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             found = os.fstat(file.fileno())
             return file.read(), (found.st_size, found.st_mtime_ns, found.st_ino)
     except FileNotFoundError:
         return None, None
     except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror}") from None
-
-
-def keep_aside(path):
-    """Rename a damaged file to a name that is free; -> the new path."""
-    number = 1
-    while os.path.exists(f"{path}.damaged-{number}"):
-        number += 1
-    os.replace(path, f"{path}.damaged-{number}")
-    return f"{path}.damaged-{number}"
+        raise StorageError(f"cannot read {path}: {os_reason(error)}") from None
 
 
 def changed_since(path, added_s, sha256):
@@ -2691,18 +2786,196 @@ def changed_since(path, added_s, sha256):
     try:
         if os.stat(path).st_mtime <= added_s:
             return False
-        with open(path, "rb") as file:
-            return hashlib.sha256(file.read()).hexdigest() != sha256
-    except OSError:
+        data = read_bytes(path, FILE_BYTES_MAX)
+    except (OSError, SourceError):
         return True
+    return hashlib.sha256(data).hexdigest() != sha256
 
 
 def has_entries(folder):
     """Tell whether a folder stands and holds something."""
     try:
-        return bool(os.listdir(folder))
+        with os.scandir(folder) as entries:
+            return next(entries, None) is not None
     except OSError:
         return False
+
+
+def write_atomic(
+    path, parts, mode=None, replace=os.replace, fsync=os.fsync, sleep=time.sleep
+):
+    """Replace a file by the parts, or leave it as it was.
+
+    parts   iterable of bytes
+    mode    int, the permissions; by default those of the old file, or the usual ones
+    Raises  StorageError; the old file is whole then, and nothing lies beside it
+    """
+    path = os.path.realpath(path)       # a link stays a link
+    try:
+        temporary, handle = _create_beside(path, mode)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.writelines(parts)
+                file.flush()
+                fsync(handle)
+            _replace(temporary, path, replace, sleep)
+        except BaseException:
+            _unlink(temporary)
+            raise
+    except OSError as error:
+        reason = os_reason(error)
+        raise StorageError(f"cannot write {path}: {reason}; nothing changed") from None
+    _sync_folder(os.path.dirname(path), fsync)
+
+
+def _create_beside(path, mode):
+    """Create a file in a file's folder, with its permissions; -> (path, handle)."""
+    if mode is None and os.path.exists(path):
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    for number in counting():
+        temporary = _beside(path, f"{os.getpid()}-{number}")
+        try:
+            handle = os.open(temporary, flags, 0o666 if mode is None else 0o600)
+        except FileExistsError:
+            continue
+        if mode is not None:
+            os.chmod(temporary, mode)
+        return temporary, handle
+
+
+def _beside(path, mark):
+    """Name a temporary file of a file; never longer than a name may be."""
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f".{name[:40]}.{mark}.tmp")
+
+
+def _replace(temporary, path, replace, sleep):
+    """Rename, with patience: on Windows a scanner may hold the file for a moment."""
+    for delay_s in REPLACE_DELAYS_S:
+        try:
+            return replace(temporary, path)
+        except PermissionError:
+            sleep(delay_s)
+    return replace(temporary, path)
+
+
+def _unlink(path):
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+def _sync_folder(folder, fsync):
+    """Make a rename last; not every system and file system can, and that is fine."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    with contextlib.suppress(OSError):
+        fsync(handle)
+    os.close(handle)
+
+
+def remove_leftovers(path):
+    """Delete the temporary files that killed writers of a file left; with its lock."""
+    path = os.path.realpath(path)
+    start, end = os.path.basename(_beside(path, "\0")).split("\0")
+    try:
+        names = os.listdir(os.path.dirname(path))
+    except OSError:
+        return
+    for name in names:
+        if name.startswith(start) and name.endswith(end):
+            _unlink(os.path.join(os.path.dirname(path), name))
+
+
+def keep_aside(path):
+    """Rename a damaged file to a name that is free; -> the new path.
+
+    Raises StorageError
+    """
+    try:
+        for number in counting(1):
+            aside = f"{path}.damaged-{number}"
+            try:
+                open(aside, "xb").close()       # the name is ours from here on
+            except FileExistsError:
+                continue
+            try:
+                os.replace(path, aside)
+            except OSError:
+                _unlink(aside)
+                raise
+            return aside
+    except OSError as error:
+        raise StorageError(
+            f"{path} is damaged and cannot be kept aside: {os_reason(error)}"
+        ) from None
+
+
+class Lock:
+    """A lock between processes, held in a with block; the file itself stays.
+
+    path       str, a file of its own, never the one that is protected
+    timeout_s  float, how long to wait for the other process
+    notice     callable(sentence) or None, told once when there is a wait
+    Raises     StorageError on entering
+    """
+
+    def __init__(self, path, timeout_s=LOCK_TIMEOUT_S, notice=None, sleep=time.sleep):
+        self._path, self._timeout_s = path, timeout_s
+        self._notice, self._sleep = notice, sleep
+
+    def __enter__(self):
+        try:
+            self._file = open(self._path, "ab")
+        except OSError as error:
+            raise StorageError(
+                f"cannot lock {self._path}: {os_reason(error)}"
+            ) from None
+        try:
+            self._wait()
+        except BaseException:
+            self._file.close()
+            raise
+        return self
+
+    def _wait(self):
+        waited_s = 0.0
+        while not _try_lock(self._file, self._path):
+            if waited_s >= self._timeout_s:
+                raise StorageError(
+                    f"another process has held {self._path} for "
+                    f"{self._timeout_s:.0f} s; try again when it is done"
+                )
+            if self._notice and waited_s <= LOCK_NOTICE_S < waited_s + LOCK_POLL_S:
+                self._notice(f"waiting for another process that holds {self._path}")
+            self._sleep(LOCK_POLL_S)
+            waited_s += LOCK_POLL_S
+
+    def __exit__(self, *_):
+        if os.name == "nt":
+            import msvcrt
+            self._file.seek(0)
+            msvcrt.locking(self._file.fileno(), msvcrt.LK_UNLCK, 1)
+        self._file.close()
+
+
+def _try_lock(file, path):
+    """Take the lock if it is free; -> whether it was."""
+    try:
+        if os.name == "nt":
+            import msvcrt
+            file.seek(0)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN, errno.EDEADLK):
+            return False
+        raise StorageError(f"cannot lock {path}: {os_reason(error)}") from None
+    return True
 
 
 def make_home(home):
@@ -2712,40 +2985,318 @@ def make_home(home):
     """
     try:
         os.makedirs(home, exist_ok=True)
-        ignore = os.path.join(home, ".gitignore")
-        if not os.path.exists(ignore):
-            write_atomic(ignore, [b"*\n"])
     except OSError as error:
-        raise StorageError(f"cannot make {home}: {error.strerror}") from None
-
-
-def write_atomic(path, parts):
-    """Replace a file by the parts, an iterable of bytes, or leave it whole."""
-    part = f"{path}.{os.getpid()}.tmp"
-    with open(part, "wb") as file:
-        file.writelines(parts)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-
-
-class Lock:
-    """A lock between processes, held in a with block."""
-
-    def __init__(self, path):
-        self._path = path
-
-    def __enter__(self):
-        import fcntl
-        self._file = open(self._path, "ab")
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-
-    def __exit__(self, *_):
-        self._file.close()
+        raise StorageError(f"cannot make {home}: {os_reason(error)}") from None
+    ignore = os.path.join(home, ".gitignore")
+    if not os.path.exists(ignore):
+        write_atomic(ignore, [b"*\n"])
 
 
 # =============================================================================
-# 16. Network -- how this machine reaches others: proxies and certificates
+# 16. Folders -- walking, the home of a knowledge base, configuration
+#    Uses: Settings, Errors, Text, Paths, Files
+# =============================================================================
+
+# One walk decides what a folder gives: it prunes early, follows no link out of the
+# folder, opens nothing but ignore files, and names what it leaves out and why.  A file
+# has one name, the one of its real path, so that however it is given it is one source.
+
+
+class Found(NamedTuple):
+    """A file that a walk found fit to read."""
+
+    path: str           # real
+    source: str         # its name in the knowledge base
+    size: int           # bytes
+    mtime_ns: int
+
+
+class Skipped(NamedTuple):
+    """What a walk left out; a folder's source ends in /."""
+
+    source: str
+    reason: str
+
+
+def source_name(path, root):
+    """Return the name of a real path: relative to a real root with /, else absolute.
+
+    Bytes of a file name that are not UTF-8 are written as \\xff, since a knowledge base
+    is UTF-8; source_path knows them again.
+    """
+    if path == root:
+        return "."
+    if is_below(path, root):
+        path = path[len(os.path.join(root, "")) :]
+    return SURROGATE.sub(_escape_byte, path.replace(os.sep, "/"))
+
+
+def _escape_byte(found):
+    code = ord(found[0])
+    return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:x}"
+
+
+def source_path(source, root):
+    """Return the path that a source name stands for."""
+    root = os.path.realpath(root)
+    path = os.path.join(root, source)
+    if "\\" in source and not os.path.lexists(path):
+        bare = re.sub(
+            r"\\x([89a-f][\da-f])|\\u(d[89a-f][\da-f]{2})",
+            lambda found: chr(int(found[2] or "dc" + found[1], 16)),
+            source,
+        )
+        path = os.path.join(root, bare)
+    return path
+
+
+def file_reason(source, found):
+    """Say why a file is left out by its name, sort or size; empty when it is not.
+
+    source  str, as source_name gives it
+    found   os.stat_result
+    """
+    reason = sort_reason(found.st_mode) or secret_reason(source)
+    if reason or binary_reason(source):
+        return reason or binary_reason(source)
+    if found.st_size > FILE_BYTES_MAX:
+        return f"larger than the limit of {FILE_BYTES_MAX >> 20} MiB"
+    return "" if found.st_size else "empty"
+
+
+def walk_folder(folder, root, wanted=None):
+    """Yield what a folder holds, Found and Skipped, in an order that never changes.
+
+    folder  str, given by the user, so no rule is asked about the folder itself
+    root    str, what source names are relative to; links may lead anywhere in it
+    wanted  callable(path below folder, is it a folder) -> bool, or None for all
+    """
+    return _Walk(folder, root, wanted).items()
+
+
+class _Walk:
+    def __init__(self, folder, root, wanted):
+        self.top, self.root = os.path.realpath(folder), os.path.realpath(root)
+        self.bounds = self.root if is_below(self.top, self.root) else self.top
+        self.wanted, self.itself = wanted, os.path.realpath(__file__)
+
+    def items(self):
+        """Yield Found and Skipped, the files of a folder before its folders."""
+        waiting, seen = [(self.top, self._rules_above(self.top))], set()
+        while waiting:
+            here, rules = waiting.pop()
+            if here in seen:
+                continue
+            seen.add(here)
+            try:
+                with os.scandir(here) as entries:
+                    entries = sorted(entries, key=lambda entry: entry.name)
+            except OSError as error:
+                reason = f"cannot be read: {os_reason(error)}"
+                yield Skipped(source_name(here, self.root) + "/", reason)
+                continue
+            held = {entry.name for entry in entries}
+            mark = next((why for name, why in FOLDER_MARKS.items() if name in held), "")
+            if mark and here != self.top:
+                yield Skipped(source_name(here, self.root) + "/", mark)
+                continue
+            ignoring = [name for name in IGNORE_FILES if name in held]
+            rules, below = rules + self._rules_in(here, ignoring), []
+            for entry in entries:
+                found = self._look_at(entry, rules)
+                if isinstance(found, str):
+                    inside = os.path.dirname(found) == here
+                    below.append((found, rules if inside else self._rules_above(found)))
+                elif found:
+                    yield found
+            waiting += reversed(below)
+
+    def _look_at(self, entry, rules):
+        """Judge one entry; -> Found, Skipped, the path of a folder, or None."""
+        path, source = entry.path, source_name(entry.path, self.root)
+        try:
+            link = _is_link(entry)
+            if link:
+                path = os.path.realpath(path)
+                if not is_below(path, self.bounds):
+                    return Skipped(source, f"a link that leads out of {self.bounds}")
+            found = os.stat(path) if link else entry.stat(follow_symlinks=False)
+        except OSError as error:
+            return Skipped(source, f"cannot be read: {os_reason(error)}")
+        folder = stat.S_ISDIR(found.st_mode)
+        if self.wanted and not self.wanted(self._inside(entry.path), folder):
+            return None
+        reason = self._reason(entry, path, found, rules)
+        if folder and link and self.wanted and not reason:
+            reason = "a link to a folder: add that folder by its name"
+        if reason:
+            return Skipped(source + "/" * folder, reason)
+        if folder:
+            return path
+        return Found(
+            path, source_name(path, self.root), found.st_size, found.st_mtime_ns
+        )
+
+    def _reason(self, entry, path, found, rules):
+        """Say why an entry is left out; a folder is asked about by its names alone."""
+        names = [entry.name]
+        if path != entry.path:          # a link hides neither a secret nor a cache
+            names += source_name(path, self.bounds).split("/")
+        folder = stat.S_ISDIR(found.st_mode)
+        rule, file = _ruling(entry.path, folder, rules)
+        folders = names if folder else names[:-1]
+        heavy = [n.lower() for n in folders if n.lower() in HEAVY_FOLDERS]
+        if heavy and not rule.startswith("!"):
+            return HEAVY_FOLDERS[heavy[0]]
+        if path == self.itself:
+            return "this tool itself"
+        if rule and not rule.startswith("!"):
+            return f"ignored by {file} ({rule})"
+        source = "/".join(names)
+        return secret_reason(source + "/") if folder else file_reason(source, found)
+
+    def _inside(self, path):
+        return path[len(os.path.join(self.top, "")) :].replace(os.sep, "/")
+
+    def _rules_above(self, folder):
+        """Collect the rules that the folders above a folder make for it.
+
+        They start at the top of the git repository; without one, at the walk's bounds.
+        """
+        above = [folder]
+        while os.path.dirname(above[-1]) != above[-1]:
+            above.append(os.path.dirname(above[-1]))
+        tops = [f for f in above if os.path.lexists(os.path.join(f, ".git"))]
+        top = tops[0] if tops else self.bounds
+        rules = self._rules_in(top, [".git/info/exclude"])
+        for here in reversed(above[1 : above.index(top) + 1]):
+            rules += self._rules_in(here, IGNORE_FILES)
+        return rules
+
+    def _rules_in(self, folder, names):
+        """Read ignore files of a folder; -> tuple of (folder with /, IgnoreRules)."""
+        rules = ()
+        for name in names:
+            path = os.path.join(folder, name)
+            try:
+                data = read_bytes(path, IGNORE_BYTES_MAX)
+            except SourceError:
+                continue
+            text = data.decode("utf-8", "surrogateescape")
+            file = IgnoreRules(text, source_name(path, self.root))
+            rules += ((os.path.join(folder, ""), file),)
+        return rules
+
+
+def _is_link(entry):
+    """Tell whether an entry is a link; on Windows a junction is one too."""
+    tag = getattr(entry.stat(follow_symlinks=False), "st_reparse_tag", 0)
+    return entry.is_symlink() or tag == getattr(stat, "IO_REPARSE_TAG_MOUNT_POINT", -1)
+
+
+def _ruling(path, folder, rules):
+    """Return the rule that decides about a path, deepest file first, and its file."""
+    for start, file in reversed(rules):
+        if rule := file.match(path[len(start) :].replace(os.sep, "/"), folder):
+            return rule, file.name
+    return "", ""
+
+
+def find_home(cwd, user_home=None):
+    """Return the folder that holds, or will hold, the knowledge base of a folder.
+
+    The .lightrag of the nearest folder upwards that has one, as git does; but above
+    the current folder none of the user's home or of what holds it, and never another
+    user's.
+    Raises  DeniedError when the current folder's own belongs to another user
+    """
+    cwd = os.path.realpath(cwd)
+    user_home = os.path.realpath(user_home or os.path.expanduser("~"))
+    folder = cwd
+    while folder == cwd or not is_below(user_home, folder):
+        home = os.path.join(folder, ".lightrag")
+        if os.path.isdir(home) and is_own(home):
+            return home
+        if folder == cwd and os.path.isdir(home):
+            raise DeniedError(f"{home} belongs to another user; name one with --home")
+        folder, child = os.path.dirname(folder), folder
+        if folder == child:
+            break
+    return os.path.join(cwd, ".lightrag")
+
+
+def is_own(path):
+    """Tell whether a path, and what it leads to if it is a link, is this user's."""
+    if not hasattr(os, "getuid"):
+        return True
+    return {os.lstat(path).st_uid, os.stat(path).st_uid} == {os.getuid()}
+
+
+def is_below(path, folder):
+    """Tell whether a real path is a real folder or lies in it."""
+    return os.path.join(path, "").startswith(os.path.join(folder, ""))
+
+
+def resolve_below(root, path):
+    """Return the real path of a path that anyone may have written, below a root.
+
+    Raises DeniedError when it leads out of the root, by letters or by links
+    """
+    root = os.path.realpath(root)
+    if os.path.isabs(path) and "\0" not in path:
+        path = os.path.realpath(path)
+    names = confine(root, path, os.path)
+    real = os.path.realpath(os.path.join(root, *names))
+    confine(root, real, os.path)
+    return real
+
+
+def config_folder(environ):
+    """Return the folder of the user's configuration, which no repository can set."""
+    if os.name == "nt" and environ.get("APPDATA"):
+        return os.path.join(environ["APPDATA"], "lightrag")
+    base = environ.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(base):         # as the XDG specification asks
+        user_home = environ.get("HOME") or os.path.expanduser("~")
+        base = os.path.join(user_home, ".config")
+    return os.path.join(base, "lightrag")
+
+
+def load_config(environ):
+    """Return the user's configuration; an empty dict when there is none.
+
+    Raises ConfigError when it is damaged or cannot be read
+    """
+    path = os.path.join(config_folder(environ), "config.json")
+    data, _ = read_stamped(path)
+    try:
+        config = json.loads((data or b"{}").decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not JSON ({error}): mend or delete it") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path} does not hold a JSON object: mend or delete it")
+    return config
+
+
+def change_config(environ, change):
+    """Put change(configuration) in the configuration's place, inside a lock.
+
+    Raises ConfigError when it is damaged, StorageError when it cannot be written
+    """
+    folder = config_folder(environ)
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"cannot make {folder}: {os_reason(error)}") from None
+    with Lock(os.path.join(folder, "lock")):
+        config = change(load_config(environ))
+        text = json.dumps(config, ensure_ascii=False, indent=2) + "\n"
+        parts = [text.encode("utf-8", "backslashreplace")]
+        write_atomic(os.path.join(folder, "config.json"), parts, mode=0o600)
+
+
+# =============================================================================
+# 17. Network -- how this machine reaches others: proxies and certificates
 #    Uses: Settings, Errors, Addresses
 # =============================================================================
 
@@ -2850,7 +3401,7 @@ def tls_context(network):
 
 
 # =============================================================================
-# 17. Http -- the only section that opens connections
+# 18. Http -- the only section that opens connections
 #    Uses: Settings, Errors, Addresses, Network
 # =============================================================================
 
@@ -3169,7 +3720,7 @@ def _network_error(error, url, limits, variable):
 
 
 # =============================================================================
-# 18. Pages -- one web page, its redirects checked at every step
+# 19. Pages -- one web page, its redirects checked at every step
 #    Uses: Settings, Errors, Addresses, Network, Http
 # =============================================================================
 
@@ -3268,7 +3819,7 @@ def _page(reply):
 
 
 # =============================================================================
-# 19. Sources -- path, folder, glob, URL or standard input to raw documents
+# 20. Sources -- path, folder, glob, URL or standard input to raw documents
 #    Uses: nothing
 # =============================================================================
 
@@ -3329,7 +3880,7 @@ def read_source(candidate, approve, stdin):
 
 
 # =============================================================================
-# 20. Knowledge -- the documents and their index
+# 21. Knowledge -- the documents and their index
 #    Uses: Settings, Errors, Chunks, Ranking, Documents, Files, Sources
 # =============================================================================
 
@@ -3617,6 +4168,7 @@ class Knowledge:
             return
         make_home(self.home)
         with Lock(os.path.join(self.home, "lock")):
+            remove_leftovers(self.path)
             if stamp_of(self.path) != self._stamp:
                 self._rebase()
             documents = self.documents.values()
@@ -3641,7 +4193,7 @@ def root_of(home):
 
 
 # =============================================================================
-# 21. Ingest -- plan, ask, add, sync and remove
+# 22. Ingest -- plan, ask, add, sync and remove
 #    Uses: Errors, Text, Chunks, Documents, Files, Sources, Knowledge, Settings
 # =============================================================================
 
@@ -3846,31 +4398,31 @@ def missing_anchor(knowledge, source):
 
 
 # =============================================================================
-# 22. Memory -- long-term facts and the working memory
+# 23. Memory -- long-term facts and the working memory
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 23. Model -- chat completions over Http and Protocol
+# 24. Model -- chat completions over Http and Protocol
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 24. Tools -- a table of what the agent can do
+# 25. Tools -- a table of what the agent can do
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 25. Agent -- the loop; yields events, never prints
+# 26. Agent -- the loop; yields events, never prints
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 26. Console -- printing, asking and progress under any encoding
+# 27. Console -- printing, asking and progress under any encoding
 #    Uses: Settings, Text
 # =============================================================================
 
@@ -4084,19 +4636,19 @@ def fit(text, columns):
 
 
 # =============================================================================
-# 27. Commands -- one function a command
+# 28. Commands -- one function a command
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 28. Prompt -- the interactive prompt
+# 29. Prompt -- the interactive prompt
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 29. Command line -- arguments and main
+# 30. Command line -- arguments and main
 #    Uses: nothing
 # =============================================================================
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import bisect
 import doctest
+import errno
 import gzip
 import importlib.util
 import io
@@ -1497,12 +1498,532 @@ class Test14Addresses(unittest.TestCase):
 # 15. Files
 # =============================================================================
 
+class Test15Files(unittest.TestCase):
+    """Reading, atomic writes and locks, on a real disk."""
+
+    def setUp(self):
+        self.folder = os.path.realpath(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.path = os.path.join(self.folder, "knowledge.json")
+
+    def write(self, data, path=None):
+        with open(path or self.path, "wb") as file:
+            file.write(data)
+
+    def read(self, path=None):
+        with open(path or self.path, "rb") as file:
+            return file.read()
+
+    def test_read_bytes_up_to_the_limit(self):
+        self.write(b"12345")
+        self.assertEqual(lr.read_bytes(self.path, 5), b"12345")
+        with self.assertRaisesRegex(lr.SourceError, "limit"):
+            lr.read_bytes(self.path, 4)
+        for path, words in ((self.folder, "folder"), (self.path + "x", "no such file"),
+                            ("a\0b", "no file name")):
+            with self.assertRaisesRegex(lr.SourceError, words):
+                lr.read_bytes(path, 5)
+
+    @unittest.skipUnless(hasattr(os, "mkfifo"), "this system has no named pipes")
+    def test_SRC_2_pipes_sockets_and_devices_are_never_opened(self):
+        pipe, link = self.path + ".pipe", self.path + ".zero"
+        os.mkfifo(pipe)
+        os.symlink("/dev/zero", link)
+        with socket.socket(socket.AF_UNIX) as server:
+            name = os.path.join(self.folder, "s")
+            server.bind(name)
+            for path, words in ((pipe, "pipe"), (link, "device"), (name, "socket")):
+                with self.assertRaisesRegex(lr.SourceError, words):
+                    lr.read_bytes(path, 9)
+                with self.assertRaisesRegex(lr.StorageError, words):
+                    lr.read_stamped(path)
+                self.assertTrue(lr.changed_since(path, -1, ""))
+
+    def test_write_atomic_replaces_and_keeps_the_mode(self):
+        lr.write_atomic(self.path, [b"old"])
+        if os.name == "posix":
+            os.chmod(self.path, 0o640)
+        lr.write_atomic(self.path, iter([b"new ", "中😀".encode()]))
+        self.assertEqual(self.read().decode(), "new 中😀")
+        if os.name == "posix":
+            self.assertEqual(os.stat(self.path).st_mode & 0o777, 0o640)
+            lr.write_atomic(self.path, [b"x"], mode=0o600)
+            self.assertEqual(os.stat(self.path).st_mode & 0o777, 0o600)
+        self.assertEqual(os.listdir(self.folder), ["knowledge.json"])
+
+    def test_write_atomic_keeps_a_link(self):
+        if os.name != "posix":
+            self.skipTest("links need a privilege on Windows")
+        self.write(b"old")
+        link = os.path.join(self.folder, "link")
+        os.symlink(self.path, link)
+        lr.write_atomic(link, [b"new"])
+        self.assertTrue(os.path.islink(link))
+        self.assertEqual(self.read(), b"new")
+
+    def test_STO_2_a_full_disk_leaves_the_old_file(self):
+        def full(*_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def parts():
+            yield b"half"
+            full()
+
+        self.write(b"old")
+        for arguments in (
+            {"parts": [b"new"], "fsync": full},
+            {"parts": [b"new"], "replace": full},
+            {"parts": parts()},
+        ):
+            with self.assertRaisesRegex(lr.StorageError, "the disk is full"):
+                lr.write_atomic(self.path, **arguments)
+            self.assertEqual(self.read(), b"old")
+            self.assertEqual(os.listdir(self.folder), ["knowledge.json"])
+
+    def test_STO_2_an_interrupt_leaves_the_old_file(self):
+        def parts():
+            yield b"half"
+            raise KeyboardInterrupt
+
+        self.write(b"old")
+        with self.assertRaises(KeyboardInterrupt):
+            lr.write_atomic(self.path, parts())
+        self.assertEqual(self.read(), b"old")
+        self.assertEqual(os.listdir(self.folder), ["knowledge.json"])
+
+    @unittest.skipUnless(os.name == "posix", "no size limit for a process on Windows")
+    def test_STO_2_a_write_that_the_system_cuts_off(self):
+        self.write(b"old")
+        self.run_file(
+            "import resource\n"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+            "try: lr.write_atomic(path, [b'x' * 5000])\n"
+            "except lr.StorageError as error: print(error)\n",
+            expected="size limit",
+        )
+        self.assertEqual(self.read(), b"old")
+        self.assertEqual(os.listdir(self.folder), ["knowledge.json"])
+
+    def test_STO_4_a_file_held_for_a_moment(self):
+        waits, attempts = [], []
+
+        def held(temporary, path):
+            attempts.append(temporary)
+            if len(attempts) < 3:
+                raise PermissionError(errno.EACCES, "held by a scanner")
+            os.replace(temporary, path)
+
+        self.write(b"old")
+        lr.write_atomic(self.path, [b"new"], replace=held, sleep=waits.append)
+        self.assertEqual((self.read(), len(waits)), (b"new", 2))
+
+    def test_STO_4_a_file_held_for_ever(self):
+        def held(temporary, path):
+            raise PermissionError(errno.EACCES, "held by an editor")
+
+        waits = []
+        self.write(b"old")
+        with self.assertRaisesRegex(lr.StorageError, "no permission"):
+            lr.write_atomic(self.path, [b"new"], replace=held, sleep=waits.append)
+        self.assertLessEqual(sum(waits), 5)
+        self.assertGreater(sum(waits), 3)
+        self.assertEqual(self.read(), b"old")
+        self.assertEqual(os.listdir(self.folder), ["knowledge.json"])
+
+    def test_a_name_as_long_as_names_may_be(self):
+        path = os.path.join(self.folder, "名" * 80 + ".json")
+        lr.write_atomic(path, [b"x"])
+        self.assertEqual(self.read(path), b"x")
+
+    def test_leftovers_of_killed_writers(self):
+        self.write(b"x")
+        for name in (".knowledge.json.7-0.tmp", ".knowledge.json.x.tmp", ".other.7-0.tmp"):
+            self.write(b"half", os.path.join(self.folder, name))
+        lr.remove_leftovers(self.path)
+        self.assertEqual(sorted(os.listdir(self.folder)),
+                         [".other.7-0.tmp", "knowledge.json"])
+
+    def test_STO_1_a_damaged_file_is_kept_aside_each_time(self):
+        for number, data in enumerate((b"one", b"two", b"three"), 1):
+            self.write(data)
+            aside = lr.keep_aside(self.path)
+            self.assertEqual(aside, f"{self.path}.damaged-{number}")
+            self.assertEqual(self.read(aside), data)
+            self.assertFalse(os.path.exists(self.path))
+        self.assertEqual(self.read(f"{self.path}.damaged-1"), b"one")
+
+    def test_keep_aside_of_a_file_that_is_gone(self):
+        with self.assertRaises(lr.StorageError):
+            lr.keep_aside(self.path)
+        self.assertEqual(os.listdir(self.folder), [])
+
+    def run_file(self, code, expected=None, start=False):
+        """Run code with lr and path at hand in a process of its own."""
+        head = (
+            "import importlib.util, os, sys, time\n"
+            f"spec = importlib.util.spec_from_file_location('lr', {FILE!r})\n"
+            "lr = importlib.util.module_from_spec(spec)\n"
+            "sys.modules['lr'] = lr\n"
+            "spec.loader.exec_module(lr)\n"
+            f"path = {self.path!r}\n"
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-c", head + code], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8",
+        )
+        if start:
+            return process
+        out, _ = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 0, out)
+        if expected:
+            self.assertIn(expected, out)
+        return out
+
+    def test_STO_3_processes_take_turns(self):
+        self.write(b"0")
+        code = (
+            "for _ in range(25):\n"
+            "    with lr.Lock(path + '.lock'):\n"
+            "        with open(path, 'rb') as file: n = int(file.read())\n"
+            "        lr.write_atomic(path, [str(n + 1).encode()])\n"
+        )
+        processes = [self.run_file(code, start=True) for _ in range(3)]
+        while any(process.poll() is None for process in processes):
+            self.assertTrue(self.read().isdigit())      # a reader sees whole versions
+            time.sleep(0.01)
+        for process in processes:
+            self.assertEqual(process.communicate()[0], "")
+        self.assertEqual(self.read(), b"75")
+        self.assertEqual(sorted(os.listdir(self.folder)),
+                         ["knowledge.json", "knowledge.json.lock"])
+
+    def test_a_lock_that_is_held_is_waited_for_and_given_up(self):
+        holder = self.run_file(
+            "with lr.Lock(path): print('held', flush=True); sys.stdin.readline()\n",
+            start=True,
+        )
+        self.addCleanup(holder.communicate)
+        self.assertEqual(holder.stdout.readline(), "held\n")
+        waits, notices = [], []
+        with self.assertRaisesRegex(lr.StorageError, "another process"):
+            lr.Lock(self.path, 3, notices.append, waits.append).__enter__()
+        self.assertAlmostEqual(sum(waits), 3, delta=0.2)
+        self.assertEqual(len(notices), 1)
+        holder.communicate("\n", timeout=30)
+        with lr.Lock(self.path, 0):
+            pass                        # free again
+        killed = self.run_file(
+            "with lr.Lock(path): print('held', flush=True); time.sleep(60)\n", start=True
+        )
+        killed.stdout.readline()
+        killed.kill()
+        killed.communicate()
+        with lr.Lock(self.path, 5):
+            pass                        # a killed process holds nothing
+
+    def test_a_lock_where_nothing_can_be_made(self):
+        with self.assertRaisesRegex(lr.StorageError, "cannot lock"):
+            lr.Lock(os.path.join(self.folder, "no", "lock")).__enter__()
+
+    def test_make_home_hides_itself_from_git(self):
+        home = os.path.join(self.folder, "a", ".lightrag")
+        lr.make_home(home)
+        lr.make_home(home)
+        self.assertEqual(self.read(os.path.join(home, ".gitignore")), b"*\n")
+        self.write(b"x")
+        with self.assertRaisesRegex(lr.StorageError, "cannot make"):
+            lr.make_home(self.path)
+
 
 # =============================================================================
-# 16. Network
+# 16. Folders
 # =============================================================================
 
-class Test16Network(unittest.TestCase):
+class Test16Folders(unittest.TestCase):
+    """Walking, the home of a knowledge base, configuration."""
+
+    def setUp(self):
+        self.top = os.path.realpath(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.top, ignore_errors=True)
+        self.root = os.path.join(self.top, "root")
+        os.mkdir(self.root)
+
+    def make(self, *names, data=b"text"):
+        """Write files below the root; a name that ends in / is a folder."""
+        for name in names:
+            path = os.path.join(self.root, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            if not name.endswith("/"):
+                with open(path, "wb") as file:
+                    file.write(data)
+
+    def walk(self, folder="", wanted=None):
+        """-> (sources found, {source: reason} of what was skipped)."""
+        folder = os.path.join(self.root, folder)
+        items = list(lr.walk_folder(folder, self.root, wanted))
+        found = [item.source for item in items if isinstance(item, lr.Found)]
+        return found, dict(i for i in items if isinstance(i, lr.Skipped))
+
+    def test_files_before_folders_in_order_of_names(self):
+        self.make("b.md", "a/z.md", "a/y/x.md", "B.md", "a.md", "c/d/e.md", "empty/")
+        expected = ["B.md", "a.md", "b.md", "a/z.md", "a/y/x.md", "c/d/e.md"]
+        self.assertEqual(self.walk(), (expected, {}))
+
+    def test_what_is_left_out_and_why(self):
+        self.make("a.md", "x.png", ".env", "node_modules/m/i.js", ".git/config",
+                  "__pycache__/a.pyc", "Build/out.txt", ".lightrag/knowledge.json",
+                  "env/bin/x.py", "env/pyvenv.cfg", "c/CACHEDIR.TAG", "c/d", ".ssh/known")
+        self.make("zero.md", data=b"")
+        found, skipped = self.walk()
+        self.assertEqual(found, ["a.md"])
+        self.assertEqual(skipped, {
+            ".env": "looks like a secret (.env*)",
+            ".git/": "version history",
+            ".lightrag/": "the knowledge base itself",
+            ".ssh/": "looks like a secret (.ssh/)",
+            "Build/": "build output",
+            "__pycache__/": "a cache",
+            "c/": "a cache",
+            "env/": "a virtual environment",
+            "node_modules/": "installed packages",
+            "x.png": "binary (image)",
+            "zero.md": "empty",
+        })
+
+    def test_a_heavy_folder_that_is_named_or_wanted_again(self):
+        self.make("build/a.md", "x/build/b.md")
+        self.assertEqual(self.walk("build")[0], ["build/a.md"])
+        self.make(".lightragignore", data=b"!/build/\n")
+        self.assertEqual(
+            self.walk(), ([".lightragignore", "build/a.md"],
+                          {"x/build/": "build output"}))
+
+    def test_a_file_over_the_limit(self):
+        self.make("huge.txt")
+        with open(os.path.join(self.root, "huge.txt"), "r+b") as file:
+            file.truncate(300 << 20)    # a hole: it takes no room
+        self.assertEqual(
+            self.walk(), ([], {"huge.txt": "larger than the limit of 64 MiB"}))
+
+    def test_ignore_files_nest_and_negate(self):
+        self.make(".gitignore", data=b"*.log\n/out\n!/notes/keep.log\ndocs/*.tmp\n")
+        self.make("notes/.gitignore", data=b"!special.log\n*.bak\n")
+        self.make("notes/.lightragignore", data=b"draft-*\n!x.bak\n")
+        self.make("a.log", "out/x.md", "notes/out/x.md", "notes/keep.log", "notes/b.log",
+                  "notes/special.log", "notes/x.bak", "notes/y.bak", "notes/draft-1.md",
+                  "y.bak", "docs/a.tmp", "docs/sub/a.tmp", "draft-2.md")
+        found, skipped = self.walk()
+        kept = ["draft-2.md", "y.bak", "docs/sub/a.tmp", "notes/keep.log",
+                "notes/special.log", "notes/x.bak", "notes/out/x.md"]
+        self.assertEqual([name for name in found if "ignore" not in name], kept)
+        self.assertEqual(skipped, {
+            "a.log": "ignored by .gitignore (*.log)",
+            "docs/a.tmp": "ignored by .gitignore (docs/*.tmp)",
+            "notes/b.log": "ignored by .gitignore (*.log)",
+            "notes/draft-1.md": "ignored by notes/.lightragignore (draft-*)",
+            "notes/y.bak": "ignored by notes/.gitignore (*.bak)",
+            "out/": "ignored by .gitignore (/out)",
+        })
+        inner, _ = self.walk("notes")   # the rules from above count here too
+        self.assertEqual(inner, [name for name in found if name.startswith("notes/")])
+
+    def test_the_rules_of_a_repository_above_the_root(self):
+        with open(os.path.join(self.top, ".gitignore"), "w", encoding="utf-8") as file:
+            file.write("*.tmp\n")
+        self.make("a.md", "a.tmp")
+        self.assertEqual(self.walk()[0], ["a.md", "a.tmp"])     # no repository
+        os.makedirs(os.path.join(self.top, ".git", "info"))
+        path = os.path.join(self.top, ".git", "info", "exclude")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("/root/private.md\n")
+        self.make("private.md")
+        self.assertEqual(self.walk()[0], ["a.md"])
+
+    def test_agrees_with_git(self):
+        if not shutil.which("git"):
+            self.skipTest("git is not installed")
+        subprocess.run(["git", "init", "-q", self.root], check=True)
+        self.make(".gitignore", data=b"*.o\n/gen/\n**/tmp/*\n!**/tmp/keep\na/**/z\n[xy].md\n")
+        self.make("a/.gitignore", data=b"/gen\n!*.o\nb/\n")
+        names = [folder + name for folder in ("", "a/", "a/b/", "a/c/d/", "gen/", "a/gen/",
+                 "tmp/", "a/tmp/", "a/c/tmp/") for name in ("m.o", "keep", "z", "x.md", "w")]
+        self.make(*names)
+        git = ["git", "-C", self.root, "-c", "core.excludesFile=", "ls-files", "-z",
+               "--others", "--exclude-standard"]
+        out = subprocess.run(git, stdout=subprocess.PIPE, check=True).stdout.decode()
+        found, _ = self.walk("", lambda path, folder: not path.endswith(".o"))
+        expected = [name for name in out.split("\0") if name and not name.endswith(".o")]
+        self.assertEqual(sorted(found), sorted(expected))
+
+    @unittest.skipUnless(hasattr(os, "mkfifo"), "this system has no named pipes")
+    def test_SRC_2_only_regular_files(self):
+        self.make("a.md")
+        os.mkfifo(os.path.join(self.root, "pipe"))
+        os.mkfifo(os.path.join(self.root, ".gitignore"))
+        os.symlink("/dev/zero", os.path.join(self.root, "zero"))
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(os.path.join(self.root, "sock"))
+            found, skipped = self.walk()
+        self.assertEqual(found, ["a.md"])
+        self.assertEqual(skipped["pipe"], "a pipe, not a file")
+        self.assertEqual(skipped["sock"], "a socket, not a file")
+        self.assertIn("leads out", skipped["zero"])
+
+    @unittest.skipUnless(os.name == "posix", "links need a privilege on Windows")
+    def test_PTH_1_links(self):
+        self.make("docs/a.md", "notes/b.md", ".ssh/id", "node_modules/x.md")
+        os.mkdir(os.path.join(self.top, "root-secret"))
+        for name, target in (
+            ("notes/loop", ".."), ("notes/self", "self"), ("notes/docs", "../docs"),
+            ("notes/file.md", "../docs/a.md"), ("notes/away", "../../root-secret"),
+            ("notes/passwd", "/etc/passwd"), ("notes/gone", "nothing"),
+            ("notes/key.txt", "../.ssh/id"), ("notes/m", "../node_modules"),
+        ):
+            os.symlink(target, os.path.join(self.root, name))
+        found, skipped = self.walk("notes")
+        self.assertEqual(found, ["notes/b.md", "docs/a.md", "docs/a.md"])
+        self.assertEqual(skipped, {
+            "notes/away": f"a link that leads out of {self.root}",
+            "notes/gone": "cannot be read: no such file or folder",
+            "notes/key.txt": "looks like a secret (.ssh/)",
+            "notes/m/": "installed packages",
+            "notes/passwd": f"a link that leads out of {self.root}",
+            "notes/self": "cannot be read: a circle of links",
+            ".ssh/": "looks like a secret (.ssh/)",
+            "node_modules/": "installed packages",
+        })
+
+    @unittest.skipUnless(os.name == "posix", "permissions of POSIX")
+    def test_an_unreadable_folder(self):
+        self.make("a.md", "locked/b.md")
+        os.chmod(os.path.join(self.root, "locked"), 0)
+        self.addCleanup(os.chmod, os.path.join(self.root, "locked"), 0o700)
+        os.chmod(self.top, 0o755)
+        if os.getuid() == 0:            # root reads everything: be nobody for a moment
+            os.seteuid(65534)
+            self.addCleanup(os.seteuid, 0)
+        self.assertEqual(
+            self.walk(), (["a.md"], {"locked/": "cannot be read: no permission"}))
+
+    def test_TXT_4_a_name_that_is_not_utf_8(self):
+        name = os.fsencode(self.root) + b"/caf\xe9.md"
+        try:
+            with open(name, "wb") as file:
+                file.write(b"text")
+        except (OSError, UnicodeError) as error:
+            self.skipTest(f"this file system refuses such names: {error}")
+        found, _ = self.walk()
+        self.assertEqual(found, ["caf\\xe9.md"])
+        self.assertEqual(os.fsencode(lr.source_path(found[0], self.root)), name)
+
+    def test_source_names_and_paths(self):
+        for source in ("a/b.md", ".", "a\\b", "笔记/x.md", "a\\xe9"):
+            path = lr.source_path(source, self.root)
+            if source == ".":
+                path = self.root
+            if os.sep == "/":
+                self.assertEqual(lr.source_name(path, self.root), source)
+        sibling = self.root + "-other"
+        self.assertEqual(lr.source_name(sibling, self.root),
+                         sibling.replace(os.sep, "/"))
+
+    def test_a_deep_tree_and_the_tool_itself(self):
+        self.make("d/" * 300 + "x.md")
+        self.assertEqual(len(self.walk()[0]), 1)
+        shutil.copy(FILE, os.path.join(self.root, "copied.py"))
+        copy = load(os.path.join(self.root, "copied.py"), "lightrag_copied")
+        skipped = dict(i for i in copy.walk_folder(self.root, self.root) if len(i) == 2)
+        self.assertEqual(skipped["copied.py"], "this tool itself")
+
+    # The home
+
+    def test_find_home_is_the_nearest_above(self):
+        self.make("a/.lightrag/", "a/b/c/")
+        cwd, home = os.path.join(self.root, "a", "b", "c"), os.path.join(self.top, "me")
+        os.mkdir(home)
+        self.assertEqual(lr.find_home(cwd, home), os.path.join(self.root, "a", ".lightrag"))
+        os.rmdir(os.path.join(self.root, "a", ".lightrag"))
+        self.assertEqual(lr.find_home(cwd, home), os.path.join(cwd, ".lightrag"))
+
+    def test_find_home_is_never_the_users_home_or_above(self):
+        self.make(".lightrag/", "me/.lightrag/", "me/x/y/", "other/z/")
+        me = os.path.join(self.root, "me")
+        for name in ("me/x/y", "other/z"):
+            cwd = os.path.join(self.root, name)
+            self.assertEqual(lr.find_home(cwd, me), os.path.join(cwd, ".lightrag"))
+        self.assertEqual(lr.find_home(me, me), os.path.join(me, ".lightrag"))
+
+    def test_find_home_is_never_another_users(self):
+        if not hasattr(os, "getuid") or os.getuid() != 0:
+            self.skipTest("only root can make another user's folder")
+        self.make("a/.lightrag/", "a/b/")
+        above = os.path.join(self.root, "a")
+        os.chown(os.path.join(above, ".lightrag"), 12345, 12345)
+        cwd = os.path.join(above, "b")
+        self.assertEqual(lr.find_home(cwd, "/root"), os.path.join(cwd, ".lightrag"))
+        with self.assertRaisesRegex(lr.DeniedError, "--home"):
+            lr.find_home(above, "/root")
+
+    # Confinement on a real disk
+
+    @unittest.skipUnless(os.name == "posix", "links need a privilege on Windows")
+    def test_PTH_1_resolve_below(self):
+        self.make("share/x.md", "share-secret/x", "share/a/")
+        share, link = os.path.join(self.root, "share"), os.path.join(self.root, "link")
+        os.symlink(share, link)
+        os.symlink("/etc/passwd", os.path.join(share, "passwd"))
+        os.symlink("../share-secret", os.path.join(share, "out"))
+        os.symlink("x.md", os.path.join(share, "in"))
+        for root in (share, link):
+            for path in ("x.md", "in", "a/../x.md", f"{share}/x.md", f"{link}/x.md"):
+                self.assertEqual(lr.resolve_below(root, path), f"{share}/x.md", path)
+            self.assertEqual(lr.resolve_below(root, "new/file"), f"{share}/new/file")
+            for path in ("../share-secret/x", f"{self.root}/share-secret/x", "a/../../x",
+                         "/etc/passwd", "passwd", "out/x", "", "a\0b", "/a\0b",
+                         "C:\\x", "\\\\srv\\share\\x", "..\\..\\x"):
+                with self.subTest(path=path), self.assertRaises(lr.DeniedError):
+                    lr.resolve_below(root, path)
+
+    # Configuration
+
+    def test_config_folder(self):
+        environ = {"XDG_CONFIG_HOME": "/x", "HOME": "/h", "APPDATA": "C:\\A"}
+        if os.name == "nt":
+            self.assertEqual(lr.config_folder(environ), "C:\\A\\lightrag")
+            return
+        self.assertEqual(lr.config_folder(environ), "/x/lightrag")
+        for relative in ("", "x"):
+            environ["XDG_CONFIG_HOME"] = relative
+            self.assertEqual(lr.config_folder(environ), "/h/.config/lightrag")
+
+    def test_config_is_kept_for_its_user_alone(self):
+        environ = {"XDG_CONFIG_HOME": self.root, "APPDATA": self.root}
+        self.assertEqual(lr.load_config(environ), {})
+        lr.change_config(environ, lambda config: {**config, "a": "中"})
+        lr.change_config(environ, lambda config: {**config, "b": 1})
+        self.assertEqual(lr.load_config(environ), {"a": "中", "b": 1})
+        path = os.path.join(self.root, "lightrag", "config.json")
+        if os.name == "posix":
+            self.assertEqual(os.stat(path).st_mode & 0o777, 0o600)
+            self.assertEqual(os.stat(os.path.dirname(path)).st_mode & 0o777, 0o700)
+
+    def test_STO_1_a_damaged_config_is_not_overwritten(self):
+        environ = {"XDG_CONFIG_HOME": self.root, "APPDATA": self.root}
+        for data in (b"{", b"[]", b'{"a": 1}x', b"\xff", b"[" * 100_000):
+            self.make("lightrag/config.json", data=data)
+            with self.assertRaisesRegex(lr.ConfigError, "config.json"):
+                lr.load_config(environ)
+            with self.assertRaises(lr.ConfigError):
+                lr.change_config(environ, lambda config: {})
+            with open(os.path.join(self.root, "lightrag", "config.json"), "rb") as file:
+                self.assertEqual(file.read(), data)
+
+
+# =============================================================================
+# 17. Network
+# =============================================================================
+
+class Test17Network(unittest.TestCase):
 
     def proxy(self, url, **environ):
         return lr.proxy_for(url, lr.read_network(environ))
@@ -1551,7 +2072,7 @@ class Test16Network(unittest.TestCase):
 
 
 # =============================================================================
-# 17. Http
+# 18. Http
 # =============================================================================
 
 class ScriptedServer:
@@ -1744,16 +2265,16 @@ class HttpCases(OnBothTransports):
         self.assertIn("TLS", str(caught.exception))
 
 
-class Test17HttpUrllib(HttpCases, unittest.TestCase):
+class Test18HttpUrllib(HttpCases, unittest.TestCase):
     transport = "urllib"
 
 
-class Test17HttpRequests(HttpCases, unittest.TestCase):
+class Test18HttpRequests(HttpCases, unittest.TestCase):
     transport = "requests"
 
 
 # =============================================================================
-# 18. Pages
+# 19. Pages
 # =============================================================================
 
 class PageCases(OnBothTransports):
@@ -1947,51 +2468,51 @@ class PageCases(OnBothTransports):
             self.assertEqual(self.fetch(server.url).data, b"x")
 
 
-class Test18PagesUrllib(PageCases, unittest.TestCase):
+class Test19PagesUrllib(PageCases, unittest.TestCase):
     transport = "urllib"
 
 
-class Test18PagesRequests(PageCases, unittest.TestCase):
+class Test19PagesRequests(PageCases, unittest.TestCase):
     transport = "requests"
 
 
 # =============================================================================
-# 19. Sources
+# 20. Sources
 # =============================================================================
 
 
 # =============================================================================
-# 20. Knowledge
+# 21. Knowledge
 # =============================================================================
 
 
 # =============================================================================
-# 21. Ingest
+# 22. Ingest
 # =============================================================================
 
 
 # =============================================================================
-# 22. Memory
+# 23. Memory
 # =============================================================================
 
 
 # =============================================================================
-# 23. Model
+# 24. Model
 # =============================================================================
 
 
 # =============================================================================
-# 24. Tools
+# 25. Tools
 # =============================================================================
 
 
 # =============================================================================
-# 25. Agent
+# 26. Agent
 # =============================================================================
 
 
 # =============================================================================
-# 26. Console
+# 27. Console
 # =============================================================================
 
 def console_over(encoding, errors="strict", stdin=b"", **environ):
@@ -2036,7 +2557,7 @@ class Terminal:
         return found.decode("utf-8")
 
 
-class Test26Console(unittest.TestCase):
+class Test27Console(unittest.TestCase):
     """Printing, asking and progress."""
 
     FOREIGN = "《Day 5 学习笔记》 ✓ 😀 ℝ café"
@@ -2189,17 +2710,17 @@ class Test26Console(unittest.TestCase):
 
 
 # =============================================================================
-# 27. Commands
+# 28. Commands
 # =============================================================================
 
 
 # =============================================================================
-# 28. Prompt
+# 29. Prompt
 # =============================================================================
 
 
 # =============================================================================
-# 29. Command line
+# 30. Command line
 # =============================================================================
 
 
