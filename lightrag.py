@@ -1308,7 +1308,7 @@ CHUNKER_OF_KIND = {
 # where any unit is looked up at once.  The byte order is the machine's; a foreign one
 # fails the check of the header.
 
-SEGMENT_HEADER = struct.Struct("=8sIIIIIQI")   # magic, 5 counts, size, CRC32 of these
+HEADER = struct.Struct("=8sIIIIIQI")    # magic, 5 counts, size, CRC32 of these
 TERM = struct.Struct("=IIB")
 COUNT = struct.Struct("=I")
 HIGH_BYTE = COUNT.pack(1 << 24).index(1)    # where the impact of a posting stands
@@ -1455,7 +1455,8 @@ def _pack_segment(firsts, terms, postings_by_name):
         table += bytes(-len(table) % 4)
         directory.append(len(table))
     counts = len(firsts) - 1, units, len(buckets), len(postings), len(rows)
-    return _seal_segment(counts, [firsts, directory, table, postings, *rows])
+    parts = [firsts, directory, table, postings, *rows]
+    return seal(SEGMENT_MAGIC, counts, parts)
 
 
 def _part(postings):
@@ -1466,60 +1467,73 @@ def _part(postings):
     return array("I", bytes(units)), impacts
 
 
-def _seal_segment(counts, parts):
-    """Put the header before the parts and the CRC32 of each block behind them."""
-    size = SEGMENT_HEADER.size + sum(memoryview(part).nbytes for part in parts)
-    header = SEGMENT_HEADER.pack(SEGMENT_MAGIC, *counts, size, 0)[: -COUNT.size]
+def seal(magic, counts, parts):
+    """Return parts with a header of five counts before and a CRC32 a block behind."""
+    size = HEADER.size + sum(memoryview(part).nbytes for part in parts)
+    header = HEADER.pack(magic, *counts, size, 0)[: -COUNT.size]
     data = b"".join([header, COUNT.pack(zlib.crc32(header)), *parts])
     blocks = range(0, size, BLOCK_BYTES)
     sums = array("I", [zlib.crc32(data[i : i + BLOCK_BYTES]) for i in blocks])
     return b"".join([data, sums, COUNT.pack(zlib.crc32(sums))])
 
 
-class Segment:
-    """Reads a segment; every block is checked before it is first used.
+class Sealed:
+    """Reads what seal made; every block is checked before it is first used.
 
-    buffer   bytes-like, what build_segment or merge_segments made
-    numbers  array("I") or a view like it: the number of each document, GONE if removed
-    Raises   DamageError, here and wherever a damaged block is met
+    buffer  bytes-like
+    magic   bytes, what the header must begin with
+    Raises  DamageError, here and wherever a damaged block is met
     """
 
-    def __init__(self, buffer, numbers):
-        self.buffer, self.numbers = memoryview(buffer), numbers
-        self.checked, self.dead = set(), set()
-        if len(self.buffer) < SEGMENT_HEADER.size + COUNT.size:
+    def __init__(self, buffer, magic):
+        self.buffer, self._checked = memoryview(buffer), set()
+        if len(self.buffer) < HEADER.size + COUNT.size:
             raise DamageError("An index file is too short")
-        header = bytes(self.buffer[: SEGMENT_HEADER.size])
-        magic, *counts, self.size, crc = SEGMENT_HEADER.unpack(header)
-        if magic != SEGMENT_MAGIC or zlib.crc32(header[: -COUNT.size]) != crc:
+        header = bytes(self.buffer[: HEADER.size])
+        found, *self.counts, self.size, crc = HEADER.unpack(header)
+        if found != magic or zlib.crc32(header[: -COUNT.size]) != crc:
             raise DamageError("An index file has a damaged or foreign header")
-        self.sums = self.buffer[self.size : -COUNT.size]
-        whole = self.size + 4 * -(-self.size // BLOCK_BYTES) + COUNT.size
-        end = self._number(whole - 4) if len(self.buffer) == whole else None
-        if zlib.crc32(self.sums) != end:
+        sums, end = self.buffer[self.size : -COUNT.size], self.buffer[-COUNT.size :]
+        self.seal = COUNT.unpack(end)[0]    # stands for the whole content
+        blocks = -(-self.size // BLOCK_BYTES)
+        if len(sums) != COUNT.size * blocks or zlib.crc32(sums) != self.seal:
             raise DamageError("An index file has lost its end")
-        self.sums = self.sums.cast("I")
-        self.documents, self.units, self.buckets, postings, _ = counts
-        self.directory = SEGMENT_HEADER.size + 4 * (self.documents + 1)
-        self.table = self.directory + 4 * (self.buckets + 1)
-        self.packed = self.table + self._number(self.table - 4)
-        self.rows = self.packed + 4 * postings
-
-    def _number(self, at):
-        return COUNT.unpack_from(self.buffer, at)[0]
+        self._sums = sums.cast("I")
 
     def view(self, start, end):
         """Return the bytes from start to end, checked."""
         if not 0 <= start <= end <= self.size:
             raise DamageError("An index file points outside itself")
         for block in range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
-            if block not in self.checked:
+            if block not in self._checked:
                 at = block * BLOCK_BYTES
                 data = self.buffer[at : min(at + BLOCK_BYTES, self.size)]
-                if zlib.crc32(data) != self.sums[block]:
+                if zlib.crc32(data) != self._sums[block]:
                     raise DamageError("A block of an index file is damaged")
-                self.checked.add(block)
+                self._checked.add(block)
         return self.buffer[start:end]
+
+
+class Segment(Sealed):
+    """Reads a segment, and knows which of its documents have been removed.
+
+    buffer   bytes-like, what build_segment or merge_segments made
+    numbers  array("I") or a view like it: the number of each document, GONE if removed
+    dead     the units of removed documents
+    name     str, of its file; empty when it has none yet
+    """
+
+    def __init__(self, buffer, numbers, dead=(), name=""):
+        super().__init__(buffer, SEGMENT_MAGIC)
+        self.numbers, self.dead, self.name = numbers, set(dead), name
+        self.documents, self.units, self.buckets, postings, _ = self.counts
+        self.directory = HEADER.size + COUNT.size * (self.documents + 1)
+        self.table = self.directory + COUNT.size * (self.buckets + 1)
+        table_end = self.view(self.table - COUNT.size, self.table)
+        self.packed = self.table + COUNT.unpack(table_end)[0]
+        self.rows = self.packed + COUNT.size * postings
+        if len(numbers) != self.documents:
+            raise DamageError("An index file belongs to other documents")
 
     def find(self, token):
         """Return the Term of a token, or None."""
@@ -1566,7 +1580,7 @@ class Segment:
 
     def firsts(self):
         """Return the first unit of each document, and the end."""
-        return self.view(SEGMENT_HEADER.size, self.directory).cast("I")
+        return self.view(HEADER.size, self.directory).cast("I")
 
     def place(self, unit):
         """Return (number, index of the chunk) of a unit."""
@@ -1576,7 +1590,7 @@ class Segment:
 
     def units_of(self, document):
         """Return the range of units of a document, counted within the segment."""
-        at = SEGMENT_HEADER.size + 4 * document
+        at = HEADER.size + 4 * document
         return range(*self.view(at, at + 8).cast("I"))
 
     def drop(self, document):
