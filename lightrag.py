@@ -26,27 +26,28 @@ terminal, clock or environment):
      7 Ranking       BM25F over segments, and the best k
      8 Markup        HTML and XML to text
      9 Documents     bytes to title, kind and text
-    10 Answers       numbered sources, extractive answers, refusals
-    11 Protocol      the OpenAI wire format: messages, deltas, server-sent events
-    12 Permissions   (rules, call) to allow, ask or deny
-    13 Paths         ignore rules, secret names, confinement below a root
-    14 Addresses     web addresses: fit to show, fit to send, where they lead
-    15 Files         reading, atomic writes and locks
-    16 Folders       walking, the home of a knowledge base, configuration
-    17 Network       how this machine reaches others: proxies and certificates
-    18 Http          the only section that opens connections
-    19 Pages         one web page, its redirects checked at every step
-    20 Sources       path, folder, glob, URL or standard input to raw documents
-    21 Knowledge     the documents and their index
-    22 Ingest        plan, ask, add, sync and remove
-    23 Memory        long-term facts and the working memory
-    24 Model         chat completions over Http and Protocol
-    25 Tools         a table of what the agent can do
-    26 Agent         the loop; yields events, never prints
-    27 Console       printing, asking and progress under any encoding
-    28 Commands      one function a command
-    29 Prompt        the interactive prompt
-    30 Command line  arguments and main
+    10 Excerpts      what of a hit can be shown: sentences, rows, lines of code
+    11 Answers       numbered sources, extractive answers, refusals
+    12 Protocol      the OpenAI wire format: messages, deltas, server-sent events
+    13 Permissions   (rules, call) to allow, ask or deny
+    14 Paths         ignore rules, secret names, confinement below a root
+    15 Addresses     web addresses: fit to show, fit to send, where they lead
+    16 Files         reading, atomic writes and locks
+    17 Folders       walking, the home of a knowledge base, configuration
+    18 Network       how this machine reaches others: proxies and certificates
+    19 Http          the only section that opens connections
+    20 Pages         one web page, its redirects checked at every step
+    21 Sources       path, folder, glob, URL or standard input to raw documents
+    22 Knowledge     the documents and their index
+    23 Ingest        plan, ask, add, sync and remove
+    24 Memory        long-term facts and the working memory
+    25 Model         chat completions over Http and Protocol
+    26 Tools         a table of what the agent can do
+    27 Agent         the loop; yields events, never prints
+    28 Console       printing, asking and progress under any encoding
+    29 Commands      one function a command
+    30 Prompt        the interactive prompt
+    31 Command line  arguments and main
 
 Words: a document has a title, a source (the path or URL it came from) and a text;
 a chunk is a passage of it, text[start:end]; a hit is a chunk that a search found;
@@ -166,8 +167,14 @@ MERGE_SHARE = 4             # a segment over a quarter of the one before is join
 # Answers
 EXCERPTS_MAX = 3            # one to three sentences answer; more is reading
 EXCERPT_CHARS_MAX = 400     # a lead-in takes its list along up to this
-ANSWER_COVERAGE_MIN = 0.40  # of the question's weight; see notes/answers.md
-IDF_PRIOR = 2.0             # added to each idf: in a base of few chunks it means little
+ANSWER_COVERAGE_MIN = 0.30  # of the question's weight; see notes/answers.md
+IDF_PRIOR = 4.0             # added to each idf: in a base of few chunks it means little
+DOUBT_WORDS = 1.0           # more words that nobody found: few words prove less
+GRAMMAR_SHARE = 0.3         # of its weight, for a pair of signs with one of these
+GRAMMAR_SIGNS = frozenset(
+    "的了吗嗎呢是在和与與及或也就都而被把这這那之其以于於有会會能可要对對为為个個中上下到从從时時后後"
+    "哪什么麼何多少怎样樣请請如问問"
+)
 GAIN_MIN = 0.10             # of the question's weight, that another sentence must add
 RANK_PENALTY = 0.05         # a place: the ranker knows what a sentence cannot show
 LENGTH_PENALTY = 0.05       # of a full excerpt: of two that cover the same, the shorter
@@ -1889,24 +1896,16 @@ def read_document(data, name, content_type="", charset=""):
 
 
 # =============================================================================
-# 10. Answers -- numbered sources, extractive answers, refusals [pure]
-#    Uses: Settings, Text, Ranking
+# 10. Excerpts -- what of a hit can be shown: sentences, rows, lines of code [pure]
+#    Uses: Settings, Text, Outline, Ranking
 # =============================================================================
 
-# Without a model an answer is an extract: up to three sentences of the hits, word for
-# word, so that every mark holds by construction.  One number decides all: *coverage*,
-# the share of the question's words, weighed by rarity, that a text and what it stands
-# under (title, headings) hold.  The sentences that cover most are shown; when even
-# they cover less than ANSWER_COVERAGE_MIN, the documents do not answer.  The figure
-# was chosen on question sets, see notes/answers.md.
-#
-# An *excerpt* is the least that reads well alone: a sentence with its lead-in, a table
-# row with its head, a line of code with the signature above it.
+# An *excerpt* is the least that reads well alone: a sentence, with its lead-in where it
+# has one; a table row with its head; a line of code with the signature above it.  A
+# hit is read as *pieces* (what, start, end), each told by how it begins, and pieces
+# that need each other are grouped.  All are spans of the text: nothing is rewritten.
 
-ASKS_QUANTITY = re.compile("|".join(QUANTITY_PHRASES.split("\n")), re.IGNORECASE)
-QUANTITY = re.compile("|".join(QUANTITY_SIGNS.split("\n")), re.IGNORECASE)
 LINE_KINDS = {"code", "csv", "json", "yaml", "toml"}    # a line says one thing
-FENCE = re.compile(r"^[ \t]*(?:```|~~~).*\n?", re.MULTILINE)
 VISIBLE_LINE = re.compile(r"^[ \t]*\S.*$", re.MULTILINE)
 PROSE_PIECES = (
     ("heading", re.compile(r"#{1,6}\s")),
@@ -1916,6 +1915,7 @@ PROSE_PIECES = (
     ("lead", re.compile(r"(?s:.*[:：?？])$|[ -~]{1,11}$|.{1,6}$")),   # a fragment, too
 )
 CODE_PIECES = (
+    ("fence", re.compile(r"```|~~~")),
     ("comment", re.compile(r"#|//|--|/?\*|;|@\w")),     # or a decorator
     ("signature", re.compile(
         r"(?:[\w.*&<>\[\]]+[ \t]+)*(?:def|class|function|func|fn|fun|interface|struct"
@@ -1926,6 +1926,142 @@ RUNS = {"item", "row", "code"}      # a lead-in takes all of these along, else o
 CODE = {"code", "signature", "comment"}
 SHOWN = {"text", "item", "row", *CODE}
 DOCSTRING = re.compile(r"[ \t]*[rR]?(?:\"\"\"|''')")
+
+
+class Excerpt(NamedTuple):
+    """What may be shown of a hit."""
+
+    hit: Hit
+    spans: tuple        # of (start, end) in hit.text, in order
+    found: frozenset    # tokens of the spans
+    context: frozenset  # tokens of the title and the headings above
+
+
+def excerpts_of(hit):
+    """Return the excerpts of a hit, in order; none only when nothing is visible."""
+    found = []
+    for spans, above in _grouped(_shown(_pieces(hit)), hit):
+        shown = "\n".join(hit.text[start:end] for start, end in spans)
+        context = tokens(f"{hit.title}\n{above}")
+        found.append(Excerpt(hit, spans, frozenset(tokens(shown)), frozenset(context)))
+    return found
+
+
+def _pieces(hit):
+    """Yield (what, start, end) for each sentence, row, item or line of a hit."""
+    text, start = hit.text, 0
+    if hit.kind in LINE_KINDS:
+        yield from _pieces_between(text, 0, len(text), True)
+        return
+    for fence in (block for block in markdown_blocks(text) if block.whole):
+        yield from _pieces_between(text, start, fence.start, False)
+        yield from _pieces_between(text, fence.start, fence.end, True)
+        start = fence.end
+    yield from _pieces_between(text, start, len(text), False)
+
+
+def _pieces_between(text, start, end, as_lines):
+    """Yield the pieces of one stretch of prose, or of lines."""
+    if as_lines:
+        spans = [match.span() for match in VISIBLE_LINE.finditer(text, start, end)]
+    else:
+        spans = [(start + a, start + b) for a, b in sentences(text[start:end])]
+    rules, other = (CODE_PIECES, "code") if as_lines else (PROSE_PIECES, "text")
+    for whole in spans:
+        for a, b in _cut_long(text, *whole):
+            bare = text[a:b].strip()
+            yield next((what for what, rule in rules if rule.match(bare)), other), a, b
+
+
+def _cut_long(text, start, end):
+    """Cut a span that is too long to show: after a comma or blank, else hard."""
+    while end - start > EXCERPT_CHARS_MAX:
+        low, high = start + EXCERPT_CHARS_MAX // 2, start + EXCERPT_CHARS_MAX
+        at = max(text.rfind(sign, low, high) for sign in ";；,，、 ") + 1 or high
+        yield start, at
+        start = at
+    yield start, end
+
+
+def _shown(pieces):
+    """Drop lines drawn below titles and table heads; what is underlined is a title."""
+    kept = []
+    for what, start, end in pieces:
+        if what == "rule" and kept and kept[-1][0] in ("text", "lead"):
+            kept[-1] = ("heading", *kept[-1][1:])
+        elif what not in ("rule", "fence"):
+            kept.append((what, start, end))
+    if all(what == "heading" for what, _, _ in kept):
+        return [("text", start, end) for _, start, end in kept]
+    return kept
+
+
+def _grouped(pieces, hit):
+    """Yield (spans, headings above) of each excerpt that the pieces of a hit make."""
+    text, above = hit.text, hit.heading
+    head, i = None, 0       # head: (what it stands over, start, end)
+    while i < len(pieces):
+        what, start, end = pieces[i]
+        after = _after_group(pieces, i, text)
+        group = [piece[0] for piece in pieces[i:after]]
+        whole = (start, pieces[after - 1][2])
+        if what == "heading":
+            own = text[start:end].strip("# \t") in hit.heading
+            above, head = hit.heading if own else text[start:end], None
+        elif head and head[0] == group[-1]:
+            yield (head[1:], whole), above
+        else:
+            yield (whole,), above
+            head = ("row", *whole) if what == "row" else None
+        if "signature" in group:
+            head = ("code", pieces[i + group.index("signature")][1], whole[1])
+        listed = what == "lead" and group[-1] in RUNS
+        i += group.index(group[-1]) if listed else len(group)   # its members, singly
+
+
+def _after_group(pieces, i, text):
+    """Return the index after the pieces that make sense only with piece i."""
+    what, start, _ = pieces[i]
+
+    def _fits(i, kinds):
+        return (i < len(pieces) and pieces[i][0] in kinds
+                and pieces[i][2] - start <= EXCERPT_CHARS_MAX)
+
+    i += 1
+    if what in ("signature", "code"):
+        while _fits(i, CODE) and _is_open(text[start : pieces[i - 1][2]]):
+            i += 1
+        if what == "signature" and _fits(i, CODE):
+            i += bool(DOCSTRING.match(text, pieces[i][1]))
+    elif what in ("lead", "comment"):
+        while _fits(i, {what}):
+            i += 1
+        if _fits(i, SHOWN):
+            follower, i = pieces[i][0], _after_group(pieces, i, text)
+            while what == "lead" and follower in RUNS and _fits(i, {follower}):
+                i += 1
+    return i
+
+
+def _is_open(text):
+    """Tell whether a bracket waits to be closed; braces may wait for long."""
+    return text.count("(") + text.count("[") > text.count(")") + text.count("]")
+
+
+# =============================================================================
+# 11. Answers -- numbered sources, extractive answers, refusals [pure]
+#    Uses: Settings, Text, Ranking, Excerpts
+# =============================================================================
+
+# Without a model an answer is an extract: up to three sentences of the hits, word for
+# word, so that every mark holds by construction.  One number decides all: *coverage*,
+# the share of the question's words, weighed by rarity, that a text and what it stands
+# under (title, headings) hold.  The sentences that cover most are shown; when even
+# they cover less than ANSWER_COVERAGE_MIN, the documents do not answer.  The figure
+# was chosen on question sets, see notes/answers.md.
+
+ASKS_QUANTITY = re.compile("|".join(QUANTITY_PHRASES.split("\n")), re.IGNORECASE)
+QUANTITY = re.compile("|".join(QUANTITY_SIGNS.split("\n")), re.IGNORECASE)
 LABELS = {      # English, Chinese
     "refusal": ("The documents do not answer this.", "文档中没有这个问题的答案。"),
     "notice": ("An extract: the documents, word for word.", "以下为文档原文摘录，一字未改。"),
@@ -1949,15 +2085,6 @@ class Answer(NamedTuple):
     text: str
     refused: bool
     citations: tuple = ()   # of Citation
-
-
-class Excerpt(NamedTuple):
-    """What may be shown of a hit."""
-
-    hit: Hit
-    spans: tuple        # of (start, end) in hit.text, in order
-    found: frozenset    # tokens of the spans
-    context: frozenset  # tokens of the title and the headings above
 
 
 def extract(question, hits, idf):
@@ -2053,14 +2180,21 @@ def _repeats(excerpt, chosen):
 
 
 def weighted_words(question, idf):
-    """Return [(token, weight)] of a question, the weights adding up to 1.
+    """Return [(token, weight)] of a question; covering all of them is 1, less doubt.
 
     A word that no document holds weighs most.  IDF_PRIOR keeps that in bounds where
     a few chunks are all there is.
+    >>> weighted_words("retry limit", {"retry": 1.0, "limit": 1.0}.get)
+    [('retry', 0.3333333333333333), ('limit', 0.3333333333333333)]
     """
-    words = [(token, weight * (idf(token) + IDF_PRIOR))
-             for token, weight in question_tokens(question)]
-    total = sum(weight for _, weight in words)
+    words = []
+    for token, count in question_tokens(question):
+        weight = count * (idf(token) + IDF_PRIOR)
+        if len(token) == 2 and not GRAMMAR_SIGNS.isdisjoint(token):
+            weight *= GRAMMAR_SHARE
+        words.append((token, weight))
+    heaviest = max((weight for _, weight in words), default=0.0)
+    total = sum(weight for _, weight in words) + DOUBT_WORDS * heaviest
     return [(token, weight / total) for token, weight in words]
 
 
@@ -2124,124 +2258,14 @@ def narrow(hit, start, end):
     )
 
 
-# The excerpts of a hit
-
-def excerpts_of(hit):
-    """Return the excerpts of a hit, in order; none only when nothing is visible."""
-    found = []
-    for spans, above in _grouped(_shown(_pieces(hit)), hit):
-        shown = "\n".join(hit.text[start:end] for start, end in spans)
-        context = tokens(f"{hit.title}\n{above}")
-        found.append(Excerpt(hit, spans, frozenset(tokens(shown)), frozenset(context)))
-    return found
-
-
-def _pieces(hit):
-    """Yield (what, start, end) for each sentence, row, item or line of a hit."""
-    text, start = hit.text, 0
-    as_lines = hit.kind in LINE_KINDS
-    for fence in () if as_lines else FENCE.finditer(text):
-        yield from _pieces_between(text, start, fence.start(), as_lines)
-        start, as_lines = fence.end(), not as_lines
-    yield from _pieces_between(text, start, len(text), as_lines)
-
-
-def _pieces_between(text, start, end, as_lines):
-    """Yield the pieces of one stretch of prose, or of lines."""
-    if as_lines:
-        spans = [match.span() for match in VISIBLE_LINE.finditer(text, start, end)]
-    else:
-        spans = [(start + a, start + b) for a, b in sentences(text[start:end])]
-    rules, other = (CODE_PIECES, "code") if as_lines else (PROSE_PIECES, "text")
-    for whole in spans:
-        for a, b in _cut_long(text, *whole):
-            bare = text[a:b].strip()
-            yield next((what for what, rule in rules if rule.match(bare)), other), a, b
-
-
-def _cut_long(text, start, end):
-    """Cut a span that is too long to show: after a comma or blank, else hard."""
-    while end - start > EXCERPT_CHARS_MAX:
-        low, high = start + EXCERPT_CHARS_MAX // 2, start + EXCERPT_CHARS_MAX
-        at = max(text.rfind(sign, low, high) for sign in ";；,，、 ") + 1 or high
-        yield start, at
-        start = at
-    yield start, end
-
-
-def _shown(pieces):
-    """Drop lines drawn below titles and table heads; what is underlined is a title."""
-    kept = []
-    for what, start, end in pieces:
-        if what != "rule":
-            kept.append((what, start, end))
-        elif kept and kept[-1][0] in ("text", "lead"):
-            kept[-1] = ("heading", *kept[-1][1:])
-    if all(what == "heading" for what, _, _ in kept):
-        return [("text", start, end) for _, start, end in kept]
-    return kept
-
-
-def _grouped(pieces, hit):
-    """Yield (spans, headings above) of each excerpt that the pieces of a hit make."""
-    text, above = hit.text, hit.heading
-    head, i = None, 0       # head: (what it stands over, start, end)
-    while i < len(pieces):
-        what, start, end = pieces[i]
-        after = _after_group(pieces, i, text)
-        group = [piece[0] for piece in pieces[i:after]]
-        whole = (start, pieces[after - 1][2])
-        if what == "heading":
-            own = text[start:end].strip("# \t") in hit.heading
-            above, head = hit.heading if own else text[start:end], None
-        elif head and head[0] == group[-1]:
-            yield (head[1:], whole), above
-        else:
-            yield (whole,), above
-            head = ("row", *whole) if what == "row" else None
-        if "signature" in group:
-            head = ("code", pieces[i + group.index("signature")][1], whole[1])
-        listed = what == "lead" and group[-1] in RUNS
-        i += group.index(group[-1]) if listed else len(group)   # its members, singly
-
-
-def _after_group(pieces, i, text):
-    """Return the index after the pieces that make sense only with piece i."""
-    what, start, _ = pieces[i]
-
-    def _fits(i, kinds):
-        return (i < len(pieces) and pieces[i][0] in kinds
-                and pieces[i][2] - start <= EXCERPT_CHARS_MAX)
-
-    i += 1
-    if what in ("signature", "code"):
-        while _fits(i, CODE) and _is_open(text[start : pieces[i - 1][2]]):
-            i += 1
-        if what == "signature" and _fits(i, CODE):
-            i += bool(DOCSTRING.match(text, pieces[i][1]))
-    elif what in ("lead", "comment"):
-        while _fits(i, {what}):
-            i += 1
-        if _fits(i, SHOWN):
-            follower, i = pieces[i][0], _after_group(pieces, i, text)
-            while what == "lead" and follower in RUNS and _fits(i, {follower}):
-                i += 1
-    return i
-
-
-def _is_open(text):
-    """Tell whether a bracket waits to be closed; braces may wait for long."""
-    return text.count("(") + text.count("[") > text.count(")") + text.count("]")
-
-
 # =============================================================================
-# 11. Protocol -- the OpenAI wire format: messages, deltas, server-sent events [pure]
+# 12. Protocol -- the OpenAI wire format: messages, deltas, server-sent events [pure]
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 12. Permissions -- (rules, call) to allow, ask or deny [pure]
+# 13. Permissions -- (rules, call) to allow, ask or deny [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -2350,7 +2374,7 @@ def with_rule(config, project, rule):
 
 
 # =============================================================================
-# 13. Paths -- ignore rules, secret names, confinement below a root [pure]
+# 14. Paths -- ignore rules, secret names, confinement below a root [pure]
 #    Uses: Settings, Errors
 # =============================================================================
 
@@ -2598,7 +2622,7 @@ def _names(path, flavour):
 
 
 # =============================================================================
-# 14. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
+# 15. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
 #    Uses: Settings, Errors
 # =============================================================================
 
@@ -2705,7 +2729,7 @@ def basic_login(login):
 
 
 # =============================================================================
-# 15. Files -- reading, atomic writes and locks
+# 16. Files -- reading, atomic writes and locks
 #    Uses: Settings, Errors
 # =============================================================================
 
@@ -3007,7 +3031,7 @@ def make_home(home):
 
 
 # =============================================================================
-# 16. Folders -- walking, the home of a knowledge base, configuration
+# 17. Folders -- walking, the home of a knowledge base, configuration
 #    Uses: Settings, Errors, Text, Paths, Files
 # =============================================================================
 
@@ -3310,7 +3334,7 @@ def change_config(environ, change):
 
 
 # =============================================================================
-# 17. Network -- how this machine reaches others: proxies and certificates
+# 18. Network -- how this machine reaches others: proxies and certificates
 #    Uses: Settings, Errors, Addresses
 # =============================================================================
 
@@ -3415,7 +3439,7 @@ def tls_context(network):
 
 
 # =============================================================================
-# 18. Http -- the only section that opens connections
+# 19. Http -- the only section that opens connections
 #    Uses: Settings, Errors, Addresses, Network
 # =============================================================================
 
@@ -3734,7 +3758,7 @@ def _network_error(error, url, limits, variable):
 
 
 # =============================================================================
-# 19. Pages -- one web page, its redirects checked at every step
+# 20. Pages -- one web page, its redirects checked at every step
 #    Uses: Settings, Errors, Addresses, Network, Http
 # =============================================================================
 
@@ -3833,7 +3857,7 @@ def _page(reply):
 
 
 # =============================================================================
-# 20. Sources -- path, folder, glob, URL or standard input to raw documents
+# 21. Sources -- path, folder, glob, URL or standard input to raw documents
 #    Uses: nothing
 # =============================================================================
 
@@ -3894,7 +3918,7 @@ def read_source(candidate, approve, stdin):
 
 
 # =============================================================================
-# 21. Knowledge -- the documents and their index
+# 22. Knowledge -- the documents and their index
 #    Uses: Settings, Errors, Chunks, Ranking, Documents, Files, Sources
 # =============================================================================
 
@@ -4207,7 +4231,7 @@ def root_of(home):
 
 
 # =============================================================================
-# 22. Ingest -- plan, ask, add, sync and remove
+# 23. Ingest -- plan, ask, add, sync and remove
 #    Uses: Errors, Text, Chunks, Documents, Files, Sources, Knowledge, Settings
 # =============================================================================
 
@@ -4412,31 +4436,31 @@ def missing_anchor(knowledge, source):
 
 
 # =============================================================================
-# 23. Memory -- long-term facts and the working memory
+# 24. Memory -- long-term facts and the working memory
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 24. Model -- chat completions over Http and Protocol
+# 25. Model -- chat completions over Http and Protocol
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 25. Tools -- a table of what the agent can do
+# 26. Tools -- a table of what the agent can do
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 26. Agent -- the loop; yields events, never prints
+# 27. Agent -- the loop; yields events, never prints
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 27. Console -- printing, asking and progress under any encoding
+# 28. Console -- printing, asking and progress under any encoding
 #    Uses: Settings, Text
 # =============================================================================
 
@@ -4650,19 +4674,19 @@ def fit(text, columns):
 
 
 # =============================================================================
-# 28. Commands -- one function a command
+# 29. Commands -- one function a command
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 29. Prompt -- the interactive prompt
+# 30. Prompt -- the interactive prompt
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 30. Command line -- arguments and main
+# 31. Command line -- arguments and main
 #    Uses: nothing
 # =============================================================================
 

@@ -961,7 +961,7 @@ class Test07Ranking(unittest.TestCase):
 
 
 # =============================================================================
-# 10. Answers
+# 10. Excerpts
 # =============================================================================
 
 
@@ -980,7 +980,25 @@ def same_idf(token):
     return 1.0
 
 
-class Test10Answers(unittest.TestCase):
+class Test10Excerpts(unittest.TestCase):
+    """What of a hit can be shown."""
+
+    def test_every_visible_text_has_an_excerpt_within_the_limit(self):
+        for text in ("a", "中", "😀", "#", "---", "| |", "```", "x" * 5000, "词，" * 3000,
+                     "- \n- \n", "a\x00b", "def f(" * 200):
+            for kind in ("text", "markdown", "code", "csv"):
+                with self.subTest(text=text[:9], kind=kind):
+                    for excerpt in lr.excerpts_of(hit_of(text, kind=kind)):
+                        for start, end in excerpt.spans:
+                            self.assertLess(start, end)
+                            self.assertLessEqual(end - start, lr.EXCERPT_CHARS_MAX)
+
+
+# =============================================================================
+# 11. Answers
+# =============================================================================
+
+class Test11Answers(unittest.TestCase):
     """Sentences of the hits, word for word, or a refusal."""
 
     MARKED = re.compile(r"(.+?) \[(\d+)\](?:\n|\Z)", re.DOTALL)
@@ -1038,20 +1056,18 @@ class Test10Answers(unittest.TestCase):
                 self.assertEqual([t for t, _ in self.pieces(answer)], expected)
 
     def test_coverage_by_hand(self):
-        # Weights are idf + 2: retry 1 + 2, limit 1 + 2, tungsten 4 + 2, of 12 in all.
+        def _coverage(question, text, idf=same_idf):
+            return lr.best_excerpts(question, [hit_of(text)], idf)[0]
+
+        # idf + 4 each, and the heaviest once more for doubt: 5 + 5 of 5 + 5 + 8 + 8.
         idf = {"retry": 1.0, "limit": 1.0, "tungsten": 4.0}.get
-        hit = hit_of("The retry limit is three.")
-        coverage, _ = lr.best_excerpts("retry limit tungsten", [hit], idf)
-        self.assertAlmostEqual(coverage, 6 / 12)
-        # 触发 发阈 阈值, one each: 触发 and 阈值 are there, 发阈 counts half for each.
-        hit = hit_of("阈值一到就触发。")
-        self.assertAlmostEqual(
-            lr.best_excerpts("触发阈值", [hit], same_idf)[0], 1.0
-        )
-        hit = hit_of("到了就触发。")
-        self.assertAlmostEqual(
-            lr.best_excerpts("触发阈值", [hit], same_idf)[0], (1 + 0.5) / 3
-        )
+        covered = _coverage("retry limit tungsten", "The retry limit is three.", idf)
+        self.assertAlmostEqual(covered, 10 / 26)
+        # 触发 发阈 阈值 and one for doubt; 发阈 counts half for each neighbour there is.
+        self.assertAlmostEqual(_coverage("触发阈值", "阈值一到就触发。"), 3 / 4)
+        self.assertAlmostEqual(_coverage("触发阈值", "到了就触发。"), 1.5 / 4)
+        # 水的 weighs 0.3 of 沸点; 的沸, too, and has a neighbour: 1.15 of 1.6 + 1.
+        self.assertAlmostEqual(_coverage("水的沸点", "沸点高。"), 1.15 / 2.6)
 
     def test_refusals(self):
         hit = hit_of("历史压缩的触发阈值默认是 4000 个字符。Retry three times.")
@@ -1141,16 +1157,6 @@ class Test10Answers(unittest.TestCase):
                 for line in rest.replace(" [1]", "").split("\n"):
                     self.assertIn(line, text)
 
-    def test_every_visible_text_has_an_excerpt_within_the_limit(self):
-        for text in ("a", "中", "😀", "#", "---", "| |", "```", "x" * 5000, "词，" * 3000,
-                     "- \n- \n", "a\x00b", "def f(" * 200):
-            for kind in ("text", "markdown", "code", "csv"):
-                with self.subTest(text=text[:9], kind=kind):
-                    for excerpt in lr.excerpts_of(hit_of(text, kind=kind)):
-                        for start, end in excerpt.spans:
-                            self.assertLess(start, end)
-                            self.assertLessEqual(end - start, lr.EXCERPT_CHARS_MAX)
-
     def test_source_line(self):
         hit = hit_of("x", source="notes/day5.html", title="Day 5 学习笔记", chunk=3,
                      line=10, end_line=20)
@@ -1197,15 +1203,15 @@ class Test10Answers(unittest.TestCase):
 
 
 # =============================================================================
-# 11. Protocol
+# 12. Protocol
 # =============================================================================
 
 
 # =============================================================================
-# 12. Permissions
+# 13. Permissions
 # =============================================================================
 
-class Test12Permissions(unittest.TestCase):
+class Test13Permissions(unittest.TestCase):
     """Rules, patterns and the verdict."""
 
     def test_rules_are_read_and_written_alike(self):
@@ -1267,10 +1273,10 @@ class Test12Permissions(unittest.TestCase):
 
 
 # =============================================================================
-# 13. Paths
+# 14. Paths
 # =============================================================================
 
-class Test13Paths(unittest.TestCase):
+class Test14Paths(unittest.TestCase):
     """Ignore rules, secret names and confinement, judged by letters alone."""
 
     # rule, path, is it a folder, does the rule match; after gitignore(5)
@@ -1444,10 +1450,10 @@ class Test13Paths(unittest.TestCase):
 
 
 # =============================================================================
-# 14. Addresses
+# 15. Addresses
 # =============================================================================
 
-class Test14Addresses(unittest.TestCase):
+class Test15Addresses(unittest.TestCase):
 
     def test_shown_addresses_hold_no_secret(self):
         for url, shown in (
@@ -1495,10 +1501,10 @@ class Test14Addresses(unittest.TestCase):
 
 
 # =============================================================================
-# 15. Files
+# 16. Files
 # =============================================================================
 
-class Test15Files(unittest.TestCase):
+class Test16Files(unittest.TestCase):
     """Reading, atomic writes and locks, on a real disk."""
 
     def setUp(self):
@@ -1736,10 +1742,10 @@ class Test15Files(unittest.TestCase):
 
 
 # =============================================================================
-# 16. Folders
+# 17. Folders
 # =============================================================================
 
-class Test16Folders(unittest.TestCase):
+class Test17Folders(unittest.TestCase):
     """Walking, the home of a knowledge base, configuration."""
 
     def setUp(self):
@@ -2020,10 +2026,10 @@ class Test16Folders(unittest.TestCase):
 
 
 # =============================================================================
-# 17. Network
+# 18. Network
 # =============================================================================
 
-class Test17Network(unittest.TestCase):
+class Test18Network(unittest.TestCase):
 
     def proxy(self, url, **environ):
         return lr.proxy_for(url, lr.read_network(environ))
@@ -2072,7 +2078,7 @@ class Test17Network(unittest.TestCase):
 
 
 # =============================================================================
-# 18. Http
+# 19. Http
 # =============================================================================
 
 class ScriptedServer:
@@ -2265,16 +2271,16 @@ class HttpCases(OnBothTransports):
         self.assertIn("TLS", str(caught.exception))
 
 
-class Test18HttpUrllib(HttpCases, unittest.TestCase):
+class Test19HttpUrllib(HttpCases, unittest.TestCase):
     transport = "urllib"
 
 
-class Test18HttpRequests(HttpCases, unittest.TestCase):
+class Test19HttpRequests(HttpCases, unittest.TestCase):
     transport = "requests"
 
 
 # =============================================================================
-# 19. Pages
+# 20. Pages
 # =============================================================================
 
 class PageCases(OnBothTransports):
@@ -2468,51 +2474,51 @@ class PageCases(OnBothTransports):
             self.assertEqual(self.fetch(server.url).data, b"x")
 
 
-class Test19PagesUrllib(PageCases, unittest.TestCase):
+class Test20PagesUrllib(PageCases, unittest.TestCase):
     transport = "urllib"
 
 
-class Test19PagesRequests(PageCases, unittest.TestCase):
+class Test20PagesRequests(PageCases, unittest.TestCase):
     transport = "requests"
 
 
 # =============================================================================
-# 20. Sources
+# 21. Sources
 # =============================================================================
 
 
 # =============================================================================
-# 21. Knowledge
+# 22. Knowledge
 # =============================================================================
 
 
 # =============================================================================
-# 22. Ingest
+# 23. Ingest
 # =============================================================================
 
 
 # =============================================================================
-# 23. Memory
+# 24. Memory
 # =============================================================================
 
 
 # =============================================================================
-# 24. Model
+# 25. Model
 # =============================================================================
 
 
 # =============================================================================
-# 25. Tools
+# 26. Tools
 # =============================================================================
 
 
 # =============================================================================
-# 26. Agent
+# 27. Agent
 # =============================================================================
 
 
 # =============================================================================
-# 27. Console
+# 28. Console
 # =============================================================================
 
 def console_over(encoding, errors="strict", stdin=b"", **environ):
@@ -2557,7 +2563,7 @@ class Terminal:
         return found.decode("utf-8")
 
 
-class Test27Console(unittest.TestCase):
+class Test28Console(unittest.TestCase):
     """Printing, asking and progress."""
 
     FOREIGN = "《Day 5 学习笔记》 ✓ 😀 ℝ café"
@@ -2710,17 +2716,17 @@ class Test27Console(unittest.TestCase):
 
 
 # =============================================================================
-# 28. Commands
+# 29. Commands
 # =============================================================================
 
 
 # =============================================================================
-# 29. Prompt
+# 30. Prompt
 # =============================================================================
 
 
 # =============================================================================
-# 30. Command line
+# 31. Command line
 # =============================================================================
 
 
