@@ -45,9 +45,12 @@ terminal, clock or environment):
     26 Tools         a table of what the agent can do
     27 Agent         the loop; yields events, never prints
     28 Console       printing, asking and progress under any encoding
-    29 Commands      one function a command
-    30 Prompt        the interactive prompt
-    31 Command line  arguments and main
+    29 Consent       ask once, and remember what the user wants remembered
+    30 Arguments     the words of a command line to a command and its options
+    31 Intake        the commands that add, sync and remove
+    32 Asking        the commands that list, show, search and ask
+    33 Prompt        the interactive prompt
+    34 Command line  the table of commands, and main
 
 Words: a document has a title, a source (the path or URL it came from) and a text;
 a chunk is a passage of it, text[start:end]; a hit is a chunk that a search found;
@@ -83,6 +86,7 @@ from functools import cache, lru_cache, partial, wraps
 from itertools import accumulate, chain, compress
 from itertools import count as counting
 from operator import add
+from types import SimpleNamespace
 from typing import NamedTuple
 
 __version__ = "0.1.0"
@@ -320,9 +324,12 @@ NAMED_CHARS_MAX = 60        # columns of one of them
 PROGRESS_INTERVAL_S = 0.1   # quicker than the eye, slow enough for a slow terminal
 COLUMNS = 80                # of a terminal that does not say
 
-# Commands
-
 # Prompt
+PASTE_GAP_S = 0.03          # lines of a paste follow each other quicker than a person
+HISTORY_LINES_MAX = 1000    # what readline keeps of earlier sessions
+
+# Command line
+QUESTION_BYTES_MAX = 1 << 20  # of a question piped in; a document goes to add
 
 
 class Settings(NamedTuple):
@@ -4273,11 +4280,16 @@ def describe_plan(plan, known=()):
     named = [candidate.source for candidate in plan.candidates]
     size = sum(candidate.size for candidate in plan.candidates)
     again = sum(source in known for source in named)
-    first = ", ".join(one_line(source, NAMED_CHARS_MAX) for source in named[:NAMED_MAX])
-    more = f" and {len(named) - NAMED_MAX} more" if len(named) > NAMED_MAX else ""
     count = "1 source" if len(named) == 1 else f"{len(named)} sources"
     held = f", {again} of them known already" if again else ""
-    return f"{count}, {readable_size(size)}{held}: {first}{more}"
+    return f"{count}, {readable_size(size)}{held}: {first_few(named)}"
+
+
+def first_few(sources):
+    """Name the first few sources, each on one line, and count the rest."""
+    named = ", ".join(one_line(name, NAMED_CHARS_MAX) for name in sources[:NAMED_MAX])
+    more = len(sources) - NAMED_MAX
+    return f"{named} and {more} more" if more > 0 else named
 
 
 def readable_size(count):
@@ -4601,12 +4613,10 @@ class Console:
         import select
         return bool(select.select([self.stdin], [], [], wait_s)[0])
 
-    def read_bytes(self, limit):
-        """Return standard input as bytes, at most limit of them, for one source."""
-        binary = getattr(self.stdin, "buffer", None)
-        if binary is None:
-            return self.stdin.read(limit).encode("utf-8", "surrogateescape")
-        return binary.read(limit)
+    @property
+    def binary_in(self):
+        """Standard input as a stream of bytes."""
+        return getattr(self.stdin, "buffer", None) or io.BytesIO()
 
 
 def _lenient(stream, errors):
@@ -4674,22 +4684,1108 @@ def fit(text, columns):
 
 
 # =============================================================================
-# 29. Commands -- one function a command
-#    Uses: nothing
+# 29. Consent -- ask once, and remember what the user wants remembered
+#    Uses: Settings, Text, Permissions, Folders
 # =============================================================================
+
+# Nothing enters and nothing leaves without a yes.  A rule answers for the user, else
+# the user does; `a` makes a rule for this session and `p` one for this project.  The
+# rules lie in the user's own folder under the project's real path, so that no file of
+# a repository can grant anything.
+
+MEANINGS = {
+    "y": "once", "yes": "once", "是": "once",
+    "a": "session", "p": "project", "d": "never",
+}
+
+
+class Consent:
+    """Answers "may this happen?" for one project.
+
+    console  Console
+    environ  mapping, names the folder of the user's configuration
+    project  str, the root of the project
+    session  list of Rule; what `a` allows is put into it
+    flags    dict verdict -> texts of rules, as --allow and --deny give them
+    yes      bool, --yes: what would be asked is allowed, what is denied stays denied
+    """
+
+    def __init__(self, console, environ, project, session, flags, yes=False):
+        self.console, self.session, self.yes = console, session, yes
+        self.rules = [
+            parse_rule(text, verdict) for verdict in flags for text in flags[verdict]
+        ]
+        self.environ, self.project = environ, os.path.realpath(project)
+        self._kept = None
+
+    def kept_rules(self):
+        """Return the rules that are saved for the project.
+
+        Raises  ConfigError when the file is damaged
+        """
+        if self._kept is None:
+            self._kept = rules_of(load_config(self.environ), self.project)
+        return self._kept
+
+    def verdict(self, tool, names):
+        """Return allow, ask or deny for a call whose argument has several names.
+
+        names  a file's source and its path, or one address
+        """
+        rules = [*self.rules, *self.session, *self.kept_rules()]
+        found = {decide(rules, tool, name) for name in names}
+        return next(verdict for verdict in ("deny", "allow", "ask") if verdict in found)
+
+    def refusal(self, tool, calls, question, patterns=(), flag="--yes"):
+        """Return "" when the calls may happen, else a sentence that says why not.
+
+        calls     list of tuples of names, one tuple an argument (see verdict)
+        question  str, what exactly would happen, on one line
+        patterns  what `a`, `p` and `d` are to cover
+        flag      what a script says instead; "" when --yes does not answer this
+        """
+        verdicts = [self.verdict(tool, names) for names in calls]
+        if "deny" in verdicts:
+            named = one_line(calls[verdicts.index("deny")][0], NAMED_CHARS_MAX)
+            return f"a rule denies {tool}({named})"
+        if "ask" not in verdicts or (self.yes and flag == "--yes"):
+            return ""
+        rules = [Rule("allow", tool, pattern) for pattern in patterns]
+        flag = flag or f"--allow '{rules[0]}'"
+        self.console.note(question)
+        if not self.console.can_ask:
+            return f"nobody said yes, and there is no terminal to ask on: use {flag}"
+        meaning = self._ask(rules)
+        if meaning == "session":
+            self.session.extend(rules)
+        elif meaning == "project":
+            self._keep(rules)
+        elif meaning == "never":
+            self._keep([rule._replace(verdict="deny") for rule in rules])
+        if meaning in ("no", "never"):
+            return f"you did not say yes (a script says {flag})"
+        return ""
+
+    def _ask(self, rules):
+        """Show what `a` and `p` would cover, and ask; -> one of MEANINGS, or no."""
+        covered = [one_line(str(rule), NAMED_CHARS_MAX) for rule in rules]
+        if covered:
+            self.console.note("a (this session) and p (this project, for good) allow "
+                              + ", ".join(covered))
+        keys = "[y/N/a/p]" if covered else "[y/N]"
+        return MEANINGS.get(self.console.ask(f"Go ahead? {keys}"), "no")
+
+    def _keep(self, rules):
+        def _add(config):
+            for rule in rules:
+                config = with_rule(config, self.project, rule)
+            return config
+
+        change_config(self.environ, _add)
+        self._kept = None
+
+    def approve(self, address):
+        """Tell whether a page may lead on to an address on another host.
+
+        --yes does not answer this: what was approved was the address that was named.
+        """
+        host = re.match(r"\w+://[^/?#]*", address)
+        question = f"The page leads on to another host: {one_line(address)}"
+        patterns = [host[0] + "/*"] if host else []
+        reason = self.refusal("rag_add", [(address,)], question, patterns, flag="")
+        if reason:
+            self.console.note(("warn", reason))
+        return not reason
 
 
 # =============================================================================
-# 30. Prompt -- the interactive prompt
-#    Uses: nothing
+# 30. Arguments -- the words of a command line to a command and its options [pure]
+#    Uses: Errors, Text
 # =============================================================================
+
+# A table says what may be typed, and one reader serves the shell and the prompt.  Not
+# argparse: it takes 8 to 15 ms of every start, wants options before words in some
+# versions of Python and not in others, and exits where an error is wanted as JSON.
+
+
+class Option(NamedTuple):
+    """One option of a command."""
+
+    names: tuple        # ("-y", "--yes"); the last one names the field
+    value: str          # what follows it, as the help shows it; "" for a flag
+    summary: str
+    default: object = None
+    repeated: bool = False
+    least: int | None = None    # for a number: the smallest that makes sense
+    choices: tuple = ()
+
+    @property
+    def field(self):
+        """The name of the option's field: max_steps for --max-steps."""
+        return self.names[-1].lstrip("-").replace("-", "_")
+
+
+class Command(NamedTuple):
+    """One command: what it is given, and what it does."""
+
+    run: object         # (options, console) -> exit code
+    arguments: str      # "SOURCE...", "[SOURCE...]", "SOURCE" or ""
+    summary: str
+    options: tuple = ()
+    example: str = ""
+
+
+def parse(words, commands, shared, given):
+    """Read the words of a command line; options may stand anywhere.
+
+    commands  dict name -> Command
+    shared    tuple of Option that every command takes
+    given     dict of fields that the caller hands down; options overwrite them
+    ->        SimpleNamespace: command (its name, "" for none), words, and a field for
+              each option of any command, so that commands can call each other
+    Raises    UsageError that names what was probably meant
+    """
+    words, name, free, fields = list(words), "", [], {}
+    known = {option_name: option for option in shared for option_name in option.names}
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            free += words
+            break
+        if word.startswith("-") and word != "-":
+            _take_option(word, words, known, fields)
+        elif name:
+            free.append(word)
+        else:
+            name = word
+            if name not in commands:
+                raise UsageError(unknown("command", name, commands))
+            for option in commands[name].options:
+                known.update(dict.fromkeys(option.names, option))
+    every = [*shared, *(o for command in commands.values() for o in command.options)]
+    defaults = {o.field: () if o.repeated else o.default for o in every}
+    if name and not fields.get("help"):
+        _check_count(name, commands[name].arguments, free)
+    fields.update(command=name, words=free)
+    return SimpleNamespace(**{**defaults, **given, **fields})
+
+
+def _take_option(word, words, known, fields):
+    """Read one option, with its value out of the word itself or the words after it."""
+    name, equals, value = word.partition("=")
+    if not word.startswith("--"):
+        name, value = word[:2], word[2:].removeprefix("=")
+        equals = value
+    if name not in known:
+        raise UsageError(unknown("option", name, known))
+    option = known[name]
+    if not option.value:
+        if equals:
+            raise UsageError(f"{name} takes no value")
+        fields[option.field] = True
+        return
+    if not equals:
+        if not words or words[0].startswith("--"):
+            raise UsageError(f"{name} wants a value: {name} {option.value}")
+        value = words.pop(0)
+    value = _checked(option, name, value)
+    earlier = fields.get(option.field, ())
+    fields[option.field] = (*earlier, value) if option.repeated else value
+
+
+def _checked(option, name, value):
+    """Return the value of an option in its type."""
+    if option.choices and value not in option.choices:
+        raise UsageError(unknown(f"{name} value", value, option.choices))
+    if option.least is None:
+        return value
+    if not value.isascii() or not value.isdecimal() or int(value) < option.least:
+        raise UsageError(f"{name} wants a number from {option.least}, not {value!r}")
+    return int(value)
+
+
+def _check_count(name, arguments, free):
+    """Refuse too few words and too many."""
+    if not free and arguments and not arguments.startswith("["):
+        raise UsageError(f"{name} wants {arguments}; {name} --help shows how")
+    most = 0 if not arguments else 1
+    if len(free) > most and "..." not in arguments:
+        extra = one_line(" ".join(free[most:]), 60)
+        raise UsageError(f"{name} has no use for: {extra}")
+
+
+def unknown(what, word, names):
+    """Return the sentence about a word that is none of the names.
+
+    >>> unknown("command", "serch", ["ask", "search"])
+    "there is no command 'serch'; did you mean search?"
+    """
+    near = nearest(word, names)
+    hint = f"did you mean {near}?" if near else "there are " + ", ".join(sorted(names))
+    return f"there is no {what} '{one_line(word, 60)}'; {hint}"
+
+
+def nearest(word, names):
+    """Return the name that is most like a word, "" when none is."""
+    import difflib
+    return next(iter(difflib.get_close_matches(word, sorted(names), 1, 0.5)), "")
+
+
+def help_text(program, commands, shared, name=""):
+    """Return the help of one command, or of all."""
+    if name:
+        command = commands[name]
+        usage = f"{name} {command.arguments}".strip()
+        blocks = [("options", _option_rows((*command.options, *shared)))]
+        if command.example:
+            blocks.append(("example", [(f"{program} {command.example}", "")]))
+        lines = [f"usage: {program} {usage} [options]", "", command.summary]
+    else:
+        rows = [(f"{n} {c.arguments}", c.summary) for n, c in commands.items()]
+        blocks = [("commands", rows), ("options", _option_rows(shared))]
+        lines = [
+            f"usage: {program} COMMAND [options]",
+            f"       {program}            the prompt; answers a question piped in",
+        ]
+    for title, rows in blocks:
+        lines += ["", f"{title}:"]
+        lines += [f"  {left:<24} {right}".rstrip() for left, right in rows]
+    return "\n".join(lines)
+
+
+def _option_rows(options):
+    rows = []
+    for option in options:
+        choices = f": {', '.join(option.choices)}" if option.choices else ""
+        usual = f" (default {option.default})" if option.default else ""
+        names = ", ".join(option.names)
+        rows.append((f"{names} {option.value}", option.summary + choices + usual))
+    return rows
 
 
 # =============================================================================
-# 31. Command line -- arguments and main
-#    Uses: nothing
+# 31. Intake -- the commands that add, sync and remove
+#    Uses: Errors, Text, Folders, Sources, Knowledge, Ingest, Consent, Arguments
 # =============================================================================
+
+# Every command is (options, console) -> exit code.  It gathers data, then shows it:
+# with --json as one object, else as lines.  What is wrong is raised, and main says it.
+# Here stand those that write; they plan, ask, then act, and report a line a source.
+
+
+def open_knowledge(options, console):
+    """Open the knowledge base that the options name, and pass its notices on."""
+    knowledge = Knowledge(options.home or find_home(options.cwd))
+    for notice in knowledge.notices:
+        console.note(("warn", notice))
+    return knowledge
+
+
+def open_consent(options, console, knowledge):
+    """Return the Consent of the project, with the rules of the flags."""
+    flags = {"allow": options.allow, "deny": options.deny}
+    return Consent(console, options.environ, knowledge.root, options.session_rules,
+                   flags, options.yes)
+
+
+def add_command(options, console):
+    """Put sources into the knowledge base, after a yes."""
+    knowledge = open_knowledge(options, console)
+    report = add_sources(options.words, knowledge, options, console)
+    return show_report(report, options, console)
+
+
+def add_sources(arguments, knowledge, options, console):
+    """Plan, ask and add; -> Report.
+
+    Raises  DeniedError when nobody said yes
+    """
+    consent = open_consent(options, console, knowledge)
+    plan = plan_sources(arguments, knowledge.root, options.cwd)
+    ingest = open_ingest(knowledge, consent, options, console)
+    if plan.candidates and not options.dry_run:
+        described = describe_plan(plan, knowledge.documents)
+        reason = ask_to_add(plan, described, knowledge, consent)
+        if reason:
+            raise DeniedError(f"nothing was added: {reason}")
+    return ingest.add(plan, options.chunker)
+
+
+def open_ingest(knowledge, consent, options, console):
+    """Return an Ingest that asks and shows progress on the console."""
+    approve, progress, stdin = consent.approve, console.progress, console.binary_in
+    return Ingest(knowledge, approve, progress, stdin, options.dry_run)
+
+
+def ask_to_add(plan, described, knowledge, consent):
+    """Return "" when everything in a plan may enter, else why not."""
+    root = knowledge.root
+    calls = [
+        (c.source, os.path.join(root, c.source)) if c.path else (c.source,)
+        for c in plan.candidates
+    ]
+    patterns = patterns_of(plan, root)
+    return consent.refusal("rag_add", calls, f"Add {described}", patterns)
+
+
+def patterns_of(plan, root):
+    """Return the patterns that cover what a plan names: folders whole, files alone.
+
+    A file name with a star in it would, as a pattern, cover more than itself: it is
+    left out, and asked for again.
+    """
+    covers = {".": os.path.join(root, "*")}
+    folders = [covers.get(r, r if has_magic(r) else f"{r}/*") for r in plan.roots]
+    named = [c.source for c in plan.candidates]
+    alone = [s for s in named if not (plan.roots and in_scope(s, plan.roots))]
+    return folders + [source for source in alone if "*" not in source]
+
+
+def sync_command(options, console):
+    """Bring the knowledge base up to date with its sources."""
+    knowledge = open_knowledge(options, console)
+    consent = open_consent(options, console, knowledge)
+    plan = plan_sync(knowledge, scopes_of(options.words, knowledge, options.cwd))
+    reason = ""
+    if plan.fresh.candidates and not options.dry_run:
+        described = "new: " + describe_plan(plan.fresh)
+        reason = ask_to_add(plan.fresh, described, knowledge, consent)
+        if reason:
+            left = [(c.source, f"new, {reason}") for c in plan.fresh.candidates]
+            fresh = plan.fresh._replace(candidates=[])
+            plan = plan._replace(fresh=fresh, kept=plan.kept + left)
+    ingest = open_ingest(knowledge, consent, options, console)
+    code = show_report(ingest.sync(plan, options.recut), options, console)
+    return DeniedError.exit_code if reason else code
+
+
+def remove_command(options, console):
+    """Drop sources from the knowledge base; their files stay."""
+    knowledge = open_knowledge(options, console)
+    scopes = scopes_of(options.words, knowledge, options.cwd)
+    ingest = Ingest(knowledge, lambda address: False, dry_run=options.dry_run)
+    report = ingest.remove(scopes)
+    failed = [(s, missing(s, knowledge.documents)) for s, _ in report.failed]
+    code = show_report(report._replace(failed=failed), options, console)
+    return NotFoundError.exit_code if failed else code
+
+
+def scopes_of(words, knowledge, cwd):
+    """Return sources, folders and globs by their names in the knowledge base."""
+    root = os.path.realpath(knowledge.root)
+    return [scope_of(word, knowledge.documents, root, cwd) for word in words]
+
+
+def scope_of(word, documents, root, cwd):
+    """Return the name of one: what stands here goes before what is listed so."""
+    if is_address(word):
+        return word
+    path = os.path.realpath(os.path.join(cwd, word))
+    name = source_name(path, root)
+    listed = word in documents and name not in documents
+    return word if listed and not os.path.lexists(path) else name
+
+
+def missing(source, documents):
+    """Return the sentence about a source that is not there."""
+    near = nearest(source, documents)
+    return "not in the knowledge base" + (f"; did you mean {near}?" if near else "")
+
+
+def show_report(report, options, console):
+    """Show what became of each source; -> exit code."""
+    if options.json:
+        console.emit(report_json(report))
+    else:
+        show_outcomes(report, console)
+        tried = " (--dry-run: nothing was written)" if options.dry_run else ""
+        console.say(("bold", count_outcomes(report) + tried))
+    for source, sentence in report.warnings:
+        console.note(("warn", f"{one_line(source)}: {sentence}"))
+    for source, reason in report.failed:
+        console.note(("warn", f"failed    {one_line(source)}: {reason}"))
+    return 1 if report.failed else 0
+
+
+def show_outcomes(report, console):
+    """Show a line for each source that changed, and one for each reason to skip."""
+    for outcome in ("added", "updated", "removed"):
+        for source in getattr(report, outcome):
+            console.say(f"{outcome:<9} ", ("name", one_line(source)))
+    for reason, sources in by_reason(report.skipped).items():
+        console.say(f"skipped   {first_few(sources)} ({reason})")
+
+
+def count_outcomes(report):
+    """Return how many sources came to what, in words."""
+    counts = {name: len(found) for name, found in report._asdict().items()}
+    del counts["warnings"]
+    parts = [f"{count} {name}" for name, count in counts.items() if count]
+    return ", ".join(parts) or "nothing to do"
+
+
+def by_reason(pairs):
+    """Return (source, reason) pairs as a dict reason -> sources, in first order."""
+    grouped = {}
+    for source, reason in pairs:
+        grouped.setdefault(reason, []).append(source)
+    return grouped
+
+
+def report_json(report):
+    """Return a Report as the contract gives it."""
+    data = report._asdict()
+    for field in ("skipped", "failed", "warnings"):
+        data[field] = [{"source": s, "reason": r} for s, r in data[field]]
+    return data
+
+
+# =============================================================================
+# 32. Asking -- the commands that list, show, search and ask
+#    Uses: Settings, Errors, Text, Answers, Intake
+# =============================================================================
+
+# The commands that only read.  JSON keeps every field of a record; lines keep what a
+# person needs to find the place again.
+
+EMPTY = "The knowledge base is empty: add a file, a folder or an address."
+
+
+def list_command(options, console):
+    """List the documents."""
+    knowledge = open_knowledge(options, console)
+    documents = list(knowledge.documents.values())
+    if options.json:
+        rows = [document_json(document) for document in documents]
+        console.emit({"documents": rows, "totals": totals(documents)})
+        return 0
+    for document in documents:
+        size = in_words(totals([document])).partition(", ")[2]
+        title = "" if document.title == document.source else document.title
+        console.say(("name", one_line(document.source)), f"  {document.kind}, {size}",
+                    ("dim", f"  {one_line(title, 60)}".rstrip()))
+    console.say(("bold", in_words(totals(documents))))
+    return 0
+
+
+def document_json(document):
+    """Return the row of `list --json` about one document."""
+    return {
+        "source": document.source, "title": document.title, "kind": document.kind,
+        "chars": len(document.text), "chunks": len(document.chunks),
+        "added_at": document.added_at, "sha256": document.sha256,
+    }
+
+
+def totals(documents):
+    """Return how many documents, chunks and characters there are."""
+    return {
+        "documents": len(documents),
+        "chunks": sum(len(document.chunks) for document in documents),
+        "chars": sum(len(document.text) for document in documents),
+    }
+
+
+def in_words(counts):
+    """Return totals as a person reads them.
+
+    >>> in_words({"documents": 1, "chunks": 2, "chars": 1600})
+    '1 document, 2 chunks, 1,600 characters'
+    """
+    words = {"documents": "document", "chunks": "chunk", "chars": "character"}
+    return ", ".join(
+        f"{counts[key]:,} {word}{'' if counts[key] == 1 else 's'}"
+        for key, word in words.items()
+    )
+
+
+def show_command(options, console):
+    """Show one document with its lines numbered as citations number them."""
+    knowledge = open_knowledge(options, console)
+    [source] = scopes_of(options.words, knowledge, options.cwd)
+    document = knowledge.get(source)
+    if document is None:
+        reason = missing(source, knowledge.documents)
+        raise NotFoundError(f"{one_line(source)} is {reason}")
+    if options.json:
+        row = document_json(document)
+        chunks = [list(chunk) for chunk in document.chunks]
+        console.emit({**row, "text": document.text, "chunks": chunks})
+        return 0
+    console.say(("bold", one_line(document.title)), f"  {one_line(document.source)}")
+    lines = document.text.removesuffix("\n").split("\n")
+    width = len(str(len(lines)))
+    for number, line in enumerate(lines, 1):
+        console.say(("dim", f"{number:>{width}}  "), line)
+    return 0
+
+
+def status_command(options, console):
+    """Say how much there is, where, and what is stale."""
+    knowledge = open_knowledge(options, console)
+    documents = list(knowledge.documents.values())
+    stale = [d.source for d in documents if knowledge.is_stale(d)]
+    roots = [root["source"] for root in knowledge.roots]
+    if options.json:
+        console.emit({"home": knowledge.home, "totals": totals(documents),
+                      "roots": roots, "stale": stale})
+        return 0
+    console.say(("bold", in_words(totals(documents))))
+    console.say(f"in {one_line(knowledge.home)}")
+    if roots:
+        console.say("sync looks for new files in ", ", ".join(map(one_line, roots)))
+    for source in stale:
+        console.say(("warn", "stale"), f"  {one_line(source)} (changed or gone; sync)")
+    if not documents:
+        console.note(EMPTY)
+    return 0
+
+
+# Asking
+
+
+def search_command(options, console):
+    """Find the passages that match best, without a model."""
+    knowledge = open_knowledge(options, console)
+    query = " ".join(options.words)
+    sources = scopes_of(options.source, knowledge, options.cwd)
+    hits = knowledge.search(query, options.k, sources, options.kind)
+    explained = knowledge.explain(query, hits) if options.explain else None
+    if options.json:
+        data = {"query": query, "hits": [hit._asdict() for hit in hits]}
+        console.emit({**data, "explain": explained} if options.explain else data)
+    else:
+        for hit in hits:
+            show_hit(hit, console)
+        for row in explained or ():
+            show_explained(row, console)
+        if not hits:
+            console.note("Nothing found." if knowledge.documents else EMPTY)
+    return 0 if hits else NotFoundError.exit_code
+
+
+def show_hit(hit, console):
+    """Show one hit: where it stands, then its text."""
+    title = one_line(hit.title or hit.source, 60)
+    heading = f" > {one_line(hit.heading, 60)}" if hit.heading else ""
+    where = f"{one_line(hit.source)}:{hit.line}-{hit.end_line}"
+    place = f"  chunk {hit.chunk} of {hit.chunks}, score {hit.score:.2f}"
+    stale = ("warn", ", stale: run sync") if hit.stale else ""
+    console.say(f"[{hit.rank}] ", ("bold", title), heading)
+    console.say("    ", ("name", where), ("dim", place), stale)
+    for line in hit.text.strip("\n").split("\n"):
+        console.say(f"    {line}".rstrip())
+    console.say()
+
+
+def show_explained(row, console):
+    """Show what one term of the query gave to each hit."""
+    shares = "  ".join(f"[{i}] {share:.2f}" for i, share in enumerate(row["shares"], 1))
+    console.say(f"{one_line(row['token']):<20} in {row['chunks']} chunks, "
+                f"idf {row['idf']:.2f}: {shares}")
+
+
+def ask_command(options, console):
+    """Answer a question with citations, or refuse."""
+    knowledge = open_knowledge(options, console)
+    warnings = []
+    if options.add:
+        report = add_sources(options.add, knowledge, options, console)
+        warnings = [f"{s}: {reason}" for s, reason in report.failed + report.warnings]
+        console.note(count_outcomes(report))
+        for warning in warnings:
+            console.note(("warn", warning))
+    question = " ".join(options.words)
+    answer = answer_by_extract(question, knowledge, options)
+    if options.json:
+        console.emit(answer_json(question, answer, warnings))
+    else:
+        show_answer(question, answer, console)
+    if not knowledge.documents:
+        console.note(EMPTY)
+    return NotFoundError.exit_code if answer.refused else 0
+
+
+def answer_by_extract(question, knowledge, options):
+    """Answer with sentences of the documents themselves; -> Answer."""
+    sources = scopes_of(options.source, knowledge, options.cwd)
+    hits = knowledge.search(question, options.k, sources)
+    return extract(question, hits, knowledge.idf)
+
+
+def answer_json(question, answer, warnings):
+    """Return an extract as the contract gives it."""
+    citations = [
+        {"n": cited.n, "supported": cited.supported, **cited.hit._asdict()}
+        for cited in answer.citations
+    ]
+    return {
+        "question": question, "answer": answer.text, "refused": answer.refused,
+        "mode": "extract", "citations": citations, "steps": [], "usage": None,
+        "warnings": warnings,
+    }
+
+
+def bare_call(console):
+    """Return the command that a call without one means: a question piped in, or chat.
+
+    Raises  UsageError when nothing was piped in
+    """
+    if console.stdin.isatty():
+        return ["chat"]
+    data = console.binary_in.read(QUESTION_BYTES_MAX)
+    question = data.decode("utf-8", "replace").strip()
+    if not question:
+        raise UsageError("no command and no question; --help lists the commands")
+    return ["ask", "--", question]
+
+
+def show_answer(question, answer, console):
+    """Show an answer, then the sources it cites."""
+    if not answer.refused:
+        console.say(("dim", label("notice", question)))
+        console.say()
+    console.say(answer.text)
+    if answer.citations:
+        console.say()
+        console.say(("dim", label("sources", question)))
+    for citation in answer.citations:
+        console.say(source_line(citation, question))
+
+
+class Talk:
+    """What the questions of one prompt share: the options and the last answer."""
+
+    def __init__(self, options, console):
+        self.options, self.console = options, console
+        self._question, self._answer = "", None
+
+    def answer(self, question):
+        """Answer one question and show it."""
+        knowledge = open_knowledge(self.options, self.console)
+        self._answer = answer_by_extract(question, knowledge, self.options)
+        self._question = question
+        show_answer(question, self._answer, self.console)
+
+    def show_sources(self, _):
+        """Show the sources of the last answer again."""
+        cited = self._answer.citations if self._answer else ()
+        for citation in cited:
+            self.console.say(source_line(citation, self._question))
+        if not cited:
+            self.console.note("No answer with sources yet.")
+
+    def names(self, word):
+        """Return the sources that begin with a word, for completion."""
+        knowledge = open_knowledge(self.options, self.console)
+        return [source for source in knowledge.documents if source.startswith(word)]
+
+
+# =============================================================================
+# 33. Prompt -- the interactive prompt
+#    Uses: Settings, Errors, Text, Console, Arguments
+# =============================================================================
+
+# A line is a command with a slash, or a question.  Commands stand in a table that is
+# handed in, each a function of the text behind it, so that the table may grow.  Lines
+# that arrive at once are a paste and make one question; """ begins a block that the
+# next """ ends.  Ctrl-C stops an answer or clears the line; twice in a row it leaves,
+# as Ctrl-D does.
+
+BLOCK = '"""'
+LEAVING = ("/quit", "/exit", "quit", "exit")
+
+
+class Slash(NamedTuple):
+    """One command of the prompt."""
+
+    run: object         # (text behind the command) -> anything
+    arguments: str      # as the help shows them
+    summary: str
+    complete: object = None     # (beginning of a word) -> whole words
+
+
+class Prompt:
+    """Reads lines until the user leaves.
+
+    console  Console
+    table    dict "/rag add" -> Slash
+    answer   callable(question): answers a line that is no command
+    history  str, path of the history file
+    """
+
+    def __init__(self, console, table, answer, history):
+        self.console, self.table, self.answer = console, table, answer
+        self.history, self._readline = history, None
+        self._ahead = []        # lines that were read to see where a paste ends
+        self._ended = False     # the end of input was read ahead
+        self._found = []        # completions of the word at the cursor
+
+    def loop(self):
+        """Read and run until the user leaves; -> exit code."""
+        prompt = self._open_terminal()
+        interrupts = 0
+        try:
+            while interrupts < 2:
+                try:
+                    if not self.handle(self.read(prompt)):
+                        return 0
+                    interrupts = 0
+                except EOFError:
+                    self.console.note()
+                    return 0
+                except KeyboardInterrupt:
+                    interrupts += 1
+                    self._ahead.clear()
+                    self.console.note("\n(Ctrl-C once more, Ctrl-D or /quit leaves)")
+            return 130
+        finally:
+            self._close_terminal()
+
+    # Reading
+
+    def read(self, prompt):
+        """Return what was typed or pasted, as one text.
+
+        Raises  EOFError when there is no more
+        """
+        lines = [self._next(prompt)]
+        if lines[0].lstrip().startswith(BLOCK):
+            return self._block(lines[0].lstrip().removeprefix(BLOCK))
+        while not self.command_of(lines[-1]) and self._read_ahead():
+            lines.append(self._next(""))
+        if len(lines) > 1 and self.command_of(lines[-1]):
+            self._ahead.append(lines.pop())
+        return "\n".join(lines)
+
+    def _next(self, prompt):
+        if self._ahead:
+            return self._ahead.pop(0)
+        if self._ended:
+            raise EOFError
+        return mend(self.console.read_line(prompt), self.console.stdin.encoding)
+
+    def _read_ahead(self):
+        """Read the next line if it is there already; -> whether it is."""
+        if not self._ahead and not self._ended and self.console.pending(PASTE_GAP_S):
+            try:
+                self._ahead.append(self._next(""))
+            except EOFError:
+                self._ended = True
+        return bool(self._ahead)
+
+    def _block(self, line):
+        lines = []
+        while not line.rstrip().endswith(BLOCK):
+            lines.append(line)
+            line = self._next("... ")
+        lines.append(line.rstrip().removesuffix(BLOCK))
+        return "\n".join(lines).strip("\n")
+
+    # Running
+
+    def command_of(self, text):
+        """Return the longest command of the table that a text begins with, or ""."""
+        words = text.split(None, 2)[:2]
+        names = (" ".join(words), *words[:1])
+        return next((name for name in names if name in self.table), "")
+
+    def handle(self, text):
+        """Run one text; -> whether to go on."""
+        name, text = self.command_of(text), text.strip()
+        if text in LEAVING:
+            return False
+        try:
+            if name:
+                words = len(name.split())
+                behind = text.split(None, words)[words:]
+                self.table[name].run(behind[0] if behind else "")
+            elif re.match(r"/\w+(\s|$)", text):
+                raise UsageError(unknown("command", text.split()[0], self.table))
+            elif text:
+                self.answer(text)
+        except LightragError as error:
+            self.console.note(("warn", str(error)))
+        return True
+
+    def help(self):
+        """Show what may be typed."""
+        for name, slash in self.table.items():
+            left = f"{name} {slash.arguments}"
+            self.console.say("  ", ("name", f"{left:<32}"), f" {slash.summary}")
+        self.console.say("  ", ("name", f"{BLOCK} ... {BLOCK:<24}"),
+                         " a question of several lines")
+        self.console.say("Anything else is a question.")
+
+    # The terminal
+
+    def _open_terminal(self):
+        """Load readline, its history and completion where they are; -> the prompt."""
+        coloured = self.console.out_ansi and self.console.coloured
+        prompt = paint("> ", "bold", coloured)
+        if not (self.console.stdin is sys.stdin and self.console.stdin.isatty()):
+            return prompt
+        try:
+            import readline
+        except ImportError:     # Windows: its console edits lines by itself
+            return prompt
+        self._readline = readline
+        libedit = "libedit" in (readline.__doc__ or "")
+        try:
+            readline.read_history_file(self.history)
+        except (OSError, ValueError):
+            pass                # none yet, or damaged: begin a new one
+        readline.set_history_length(HISTORY_LINES_MAX)
+        readline.set_completer_delims(" \t\n")
+        readline.set_completer(self.complete)
+        readline.parse_and_bind("bind ^I rl_complete" if libedit else "tab: complete")
+        return "> " if libedit else hide_codes(prompt)
+
+    def _close_terminal(self):
+        if self._readline:
+            self._readline.set_completer(None)
+            try:
+                self._readline.write_history_file(self.history)
+            except OSError:
+                pass            # a folder that cannot be written costs the history only
+
+    def complete(self, word, state):
+        """Return completion number state of a word, as readline asks for them."""
+        if state == 0:
+            line = self._readline.get_line_buffer()[: self._readline.get_endidx()]
+            self._found = self.completions(line, word)
+        return self._found[state] if state < len(self._found) else None
+
+    def completions(self, line, word):
+        """Return what the last word of a line may become.
+
+        line  str, up to the cursor
+        word  str, its last word
+        """
+        before = line[: len(line) - len(word)]
+        names = [name for name in self.table if name.startswith(line)]
+        if names:
+            return sorted({name[len(before):].split()[0] + " " for name in names})
+        slash = self.table.get(self.command_of(line))
+        return sorted(slash.complete(word)) if slash and slash.complete else []
+
+
+def hide_codes(prompt):
+    r"""Mark the codes of a prompt as taking no room, or readline wraps lines wrongly.
+
+    >>> hide_codes("\x1b[1m> \x1b[0m")
+    '\x01\x1b[1m\x02> \x01\x1b[0m\x02'
+    """
+    return re.sub("(\x1b\\[[0-9;]*m)", "\001\\1\002", prompt)
+
+
+def mend(line, encoding):
+    """Read bytes of a line that its terminal's encoding could not decode.
+
+    line  str, where such bytes are lone surrogates
+    >>> mend("a\\udcd6\\udcd0", "utf-8")
+    'a中'
+    """
+    if not SURROGATE.search(line):
+        return line
+    return line.encode(encoding, "surrogateescape").decode("gb18030", "replace")
+
+
+# =============================================================================
+# 34. Command line -- the table of commands, and main
+#    Uses: Settings, Errors, Chunks, Folders, Console, Arguments, Intake, Asking, Prompt
+# =============================================================================
+
+# The environment is read here and handed down; errors become sentences and exit codes
+# here, and nowhere else.
+
+YES = Option(("-y", "--yes"), "", "do not ask: yes to what would be asked", False)
+DRY_RUN = Option(("--dry-run",), "", "say what would happen, change nothing", False)
+CUTTING = Option(
+    ("--chunker",), "NAME", "how to cut", "auto", choices=("auto", *CHUNKERS)
+)
+NUMBER = Option(("-k",), "N", "passages at most", HITS, least=1)
+WITHIN = Option(
+    ("-s", "--source"), "SOURCE", "only this source, folder or glob", repeated=True
+)
+RULES = (
+    Option(("--allow",), "RULE", "allow TOOL(pattern) this time", repeated=True),
+    Option(("--deny",), "RULE", "deny TOOL(pattern) this time", repeated=True),
+)
+SHARED = (
+    Option(("--home",), "DIR", "the folder that holds knowledge.json"),
+    Option(("--json",), "", "one JSON object on standard output", False),
+    Option(("-h", "--help"), "", "show this help", False),
+    Option(("-V", "--version"), "", "show the version", False),
+)
+
+
+def chat_command(options, console):
+    """Talk at the prompt until the user leaves."""
+    talk = Talk(options, console)
+    kept = ("cwd", "environ", "home", "debug", "session_rules", "yes", "allow", "deny")
+    handed = {name: getattr(options, name) for name in kept}
+
+    def _run(*words):
+        return run_words(words, console, handed)
+
+    def _words(*words):
+        return lambda behind: _run(*words, *split_words(behind))
+
+    def _text(*words):
+        return lambda behind: _run(*words, "--", *filter(None, [behind]))
+
+    table = {
+        "/rag": Slash(lambda _: (_run("list"), _run("status")), "", "what there is"),
+        "/rag add": Slash(_words("add"), "SOURCE...", "add files, folders, addresses",
+                          paths_like),
+        "/rag remove": Slash(_words("remove"), "SOURCE...", "drop sources", talk.names),
+        "/rag sync": Slash(_words("sync"), "[SOURCE...]", "read changed sources again",
+                           talk.names),
+        "/rag show": Slash(_words("show"), "SOURCE", "a document, lines numbered",
+                           talk.names),
+        "/search": Slash(_text("search"), "QUERY", "passages, without an answer"),
+        "/sources": Slash(talk.show_sources, "", "the sources of the last answer"),
+        "/help": Slash(lambda behind: prompt.help(), "", "this help"),
+        "/quit": Slash(None, "", "leave"),
+    }
+    history = os.path.join(config_folder(options.environ), "history")
+    prompt = Prompt(console, table, talk.answer, history)
+    if console.can_ask:
+        console.note(("dim", f"lightrag {__version__}: a question, or /help"))
+    return prompt.loop()
+
+
+COMMANDS = {
+    "add": Command(
+        add_command, "SOURCE...", "files, folders, globs, addresses, - for piped input",
+        (YES, DRY_RUN, CUTTING, *RULES), "add notes 'docs/*.md' https://example.com/",
+    ),
+    "sync": Command(
+        sync_command, "[SOURCE...]", "read changed sources again, drop vanished ones",
+        (YES, DRY_RUN, *RULES,
+         Option(("--recut",), "", "cut again after a change of chunker", False)),
+        "sync --dry-run",
+    ),
+    "list": Command(list_command, "", "the documents"),
+    "show": Command(show_command, "SOURCE", "a document with its lines numbered"),
+    "remove": Command(
+        remove_command, "SOURCE...", "drop sources; their files stay", (DRY_RUN,)
+    ),
+    "status": Command(status_command, "", "how much there is, and what is stale"),
+    "search": Command(
+        search_command, "QUERY...", "passages, best first, without a model",
+        (NUMBER, WITHIN,
+         Option(("--kind",), "KIND", "only markdown, html, code ...", repeated=True),
+         Option(("--explain",), "", "what each term gave to each score", False)),
+        "search -k 8 -s docs 'history limit'",
+    ),
+    "ask": Command(
+        ask_command, "QUESTION...", "an answer with citations",
+        (NUMBER, WITHIN, YES, *RULES,
+         Option(("--add",), "SOURCE", "add this first; may be repeated", repeated=True),
+         Option(("--no-model",), "", "answer by extract", False),
+         Option(("--max-steps",), "N", "tool steps at most", 6, least=0)),
+        "ask --add notes --yes 'What is the history limit?'",
+    ),
+    "chat": Command(
+        chat_command, "", "the interactive prompt", (NUMBER, WITHIN, YES, *RULES)
+    ),
+}
+
+
+def run_words(words, console, given):
+    """Run one command line; -> exit code.  What is wrong becomes one sentence.
+
+    given  dict of what is handed down: see surroundings
+    """
+    try:
+        options = parse(words, COMMANDS, SHARED, given)
+        if options.version:
+            console.say(f"lightrag {__version__}")
+            return 0
+        if options.help:
+            program = os.path.basename(sys.argv[0])
+            console.say(help_text(program, COMMANDS, SHARED, options.command))
+            return 0
+        if not options.command:
+            options = parse([*words, *bare_call(console)], COMMANDS, SHARED, given)
+        return COMMANDS[options.command].run(options, console)
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        if given["debug"] and not isinstance(error, LightragError):
+            raise
+        known = known_error(error)
+        if "--json" in words:
+            data = {"kind": known.kind, "message": str(known)}
+            console.emit({"error": data})
+        else:
+            console.note(("warn", f"lightrag: {known}"))
+        return known.exit_code
+
+
+def known_error(error):
+    """Return an error that can be shown for any error: no traceback reaches a user."""
+    if isinstance(error, LightragError):
+        return error
+    if isinstance(error, OSError):
+        return StorageError(str(error))
+    if isinstance(error, MemoryError):
+        return LimitError("there is not enough memory for this")
+    name = type(error).__name__
+    return LightragError(f"an error of lightrag: {name}: {error} (see LRAG_DEBUG=1)")
+
+
+def surroundings(environ):
+    """Read from the environment what commands are handed: one dict of fields."""
+    return {
+        "cwd": os.getcwd(),
+        "environ": environ,
+        "home": environ.get("LRAG_HOME") or None,
+        "debug": bool(environ.get("LRAG_DEBUG")),
+        "session_rules": [],
+    }
+
+
+def split_words(text):
+    """Split what stands behind a slash command into words, as a shell would.
+
+    Raises  UsageError when a quote is not closed
+    """
+    import shlex
+    try:
+        return shlex.split(text, posix=os.name != "nt")
+    except ValueError as error:
+        raise UsageError(f"{error}: {text}") from None
+
+
+def paths_like(word):
+    """Return the paths that begin with a word, for completion."""
+    import glob
+    found = glob.glob(glob.escape(word) + "*")
+    return [path + "/" if os.path.isdir(path) else path for path in found]
+
+
+def main(words=None):
+    """Run the command line of this process; -> exit code."""
+    console = Console(sys.stdin, sys.stdout, sys.stderr, os.environ)
+    words, code = sys.argv[1:] if words is None else words, 0
+    try:
+        code = run_words(words, console, surroundings(os.environ))
+        console.flush()
+    except KeyboardInterrupt:
+        console.note()
+        return 130
+    except BrokenPipeError:     # whoever read wants no more: nothing failed
+        console.abandon()
+    except OSError as error:    # the disk under standard output is full, for one
+        console.abandon()
+        if not code:
+            console.note(("warn", f"lightrag: {error}"))
+        return 1
+    return code
 
 
 if __name__ == "__main__":
-    pass
+    sys.exit(main())

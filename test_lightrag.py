@@ -22,6 +22,7 @@ import random
 import re
 import select
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -2627,7 +2628,7 @@ class Test28Console(unittest.TestCase):
         console.flush()
         self.assertEqual(console.ask("sure?"), "")
         self.assertRaises(EOFError, console.read_line, "> ")
-        self.assertEqual(console.read_bytes(9), b"")
+        self.assertEqual(console.binary_in.read(), b"")
 
     def test_colours_on_a_terminal_only(self):
         cases = [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True),
@@ -2712,22 +2713,884 @@ class Test28Console(unittest.TestCase):
 
     def test_bytes_of_standard_input(self):
         console, _, _ = console_over("utf-8", stdin=b"\xd6\xd0\0\n")
-        self.assertEqual(console.read_bytes(3), b"\xd6\xd0\0")
+        self.assertEqual(console.binary_in.read(3), b"\xd6\xd0\0")
 
 
 # =============================================================================
-# 29. Commands
+# 29. Consent
 # =============================================================================
+
+class Test29Consent(unittest.TestCase):
+    """Rules first, then the user; what `a`, `p` and `d` leave behind."""
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.config = os.path.join(self.folder, "lightrag", "config.json")
+
+    def consent(self, console, session=None, flags=(), yes=False, project="p"):
+        """Return a Consent for a project below the test's folder."""
+        environ, project = {"XDG_CONFIG_HOME": self.folder}, self.folder + "/" + project
+        session = [] if session is None else session
+        return lr.Consent(console, environ, project, session, dict(flags), yes)
+
+    def refusal(self, consent, *names):
+        """Ask for one call, with a pattern that covers notes/."""
+        return consent.refusal("rag_add", [names], "Add 1 source: x", ["notes/*"])
+
+    def test_PRM_1_only_a_typed_yes_is_yes(self):
+        cases = [(b"y\n", True), (b"Y \n", True), ("是\n".encode(), True),
+                 (b"yes\n", True), (b"\n", False), (b"yn\n", False), (b"\x04", False),
+                 (b"maybe\n" * 100, False), (b"n\n", False), (b"yes please\n", False)]
+        for typed, agreed in cases:
+            with self.subTest(typed=typed[:12]), Terminal(typed) as terminal:
+                reason = self.refusal(self.consent(terminal.console), "notes/a")
+                self.assertEqual(reason == "", agreed, reason)
+                self.assertEqual("--yes" in reason, not agreed)
+                shown = terminal.shown()
+                self.assertIn("Add 1 source: x", shown)
+                self.assertEqual(shown.count("[y/N/a/p]"), 1)
+                self.assertIn("rag_add(notes/*)", shown)
+        self.assertFalse(os.path.exists(self.config))
+
+    def test_PRM_1_no_terminal_is_no_and_names_the_flag(self):
+        console, _, err = console_over("utf-8", stdin=b"y\n")
+        reason = self.refusal(self.consent(console), "notes/a")
+        self.assertIn("--yes", reason)
+        console.flush()
+        self.assertEqual(err.getvalue(), b"Add 1 source: x\n")
+
+    def test_a_holds_for_the_session(self):
+        session = []
+        with Terminal(b"a\n") as terminal:
+            self.assertEqual(self.refusal(self.consent(terminal.console, session), "x"), "")
+        console, _, _ = console_over("utf-8")
+        again = self.consent(console, session)
+        self.assertEqual(self.refusal(again, "notes/b"), "")
+        self.assertNotEqual(self.refusal(again, "elsewhere/b"), "")
+        self.assertFalse(os.path.exists(self.config))
+
+    def test_p_and_d_hold_for_the_project_alone(self):
+        console, _, _ = console_over("utf-8")
+        for typed, verdict in ((b"p\n", "allow"), (b"d\n", "deny")):
+            with self.subTest(verdict), Terminal(typed) as terminal:
+                reason = self.refusal(self.consent(terminal.console), "x")
+                self.assertEqual(reason == "", verdict == "allow")
+                later = self.consent(console)
+                self.assertEqual(later.verdict("rag_add", ["notes/b"]), verdict)
+                other = self.consent(console, project="q")
+                self.assertEqual(other.verdict("rag_add", ["notes/b"]), "ask")
+        with open(self.config, encoding="utf-8") as file:
+            rules = {"allow": ["rag_add(notes/*)"], "deny": ["rag_add(notes/*)"]}
+            project = os.path.realpath(self.folder + "/p")
+            self.assertEqual(json.load(file), {"projects": {project: rules}})
+        if os.name != "nt":
+            self.assertEqual(os.stat(self.config).st_mode & 0o777, 0o600)
+
+    def test_yes_answers_what_is_asked_and_no_more(self):
+        console, _, _ = console_over("utf-8")
+        self.assertEqual(self.refusal(self.consent(console, yes=True), "a"), "")
+        flags = {"deny": ["rag_add(a)"], "allow": ["rag_add"]}
+        denied = self.consent(console, flags=flags, yes=True)
+        self.assertIn("denies rag_add(a)", self.refusal(denied, "a"))
+        self.assertEqual(self.refusal(denied, "b"), "")
+
+    def test_a_file_is_known_by_its_source_and_its_path(self):
+        console, _, _ = console_over("utf-8")
+        consent = self.consent(console, flags={"allow": ["t(/r/*)"], "deny": ["t(k/*)"]})
+        self.assertEqual(consent.verdict("t", ("n/a", "/r/n/a")), "allow")
+        self.assertEqual(consent.verdict("t", ("k/a", "/r/k/a")), "deny")
+        self.assertEqual(consent.verdict("t", ("n/a",)), "ask")
+
+    def test_SEC_1_another_host_needs_its_own_yes(self):
+        url = "http://b.test/\x1b[2Kx?http://a.test/"
+        console, _, err = console_over("utf-8")
+        self.assertFalse(self.consent(console, yes=True).approve(url))
+        console.flush()
+        shown = err.getvalue().decode("utf-8")
+        self.assertIn("http://b.test/\\x1b[2Kx?http://a.test/", shown)
+        self.assertIn("--allow 'rag_add(http://b.test/*)'", shown)
+        flags = {"allow": ["rag_add(http://b.test/*)"]}
+        self.assertTrue(self.consent(console, flags=flags).approve(url))
+        self.assertFalse(self.consent(console, flags=flags).approve("http://b.test.c/"))
+
+    def test_damaged_permissions_stop_the_question(self):
+        os.makedirs(os.path.dirname(self.config))
+        console, _, _ = console_over("utf-8")
+        for data in (b"{", b"[]", b'"x"', b"\xff", b'{"projects": 3}', b"[" * 9999):
+            with self.subTest(data=data[:9]):
+                with open(self.config, "wb") as file:
+                    file.write(data)
+                with self.assertRaises(lr.ConfigError) as caught:
+                    self.refusal(self.consent(console, yes=True), "a")
+                self.assertIn("config.json", str(caught.exception))
 
 
 # =============================================================================
-# 30. Prompt
+# 30. Arguments
 # =============================================================================
+
+COMMANDS = {
+    "add": lr.Command(None, "SOURCE...", "put", (
+        lr.Option(("-y", "--yes"), "", "no question", False),
+        lr.Option(("-k",), "N", "how many", 4, least=1),
+        lr.Option(("-s", "--source"), "SOURCE", "where", repeated=True),
+        lr.Option(("--max-steps",), "N", "steps", 6, least=0),
+        lr.Option(("--chunker",), "NAME", "cut", "auto", choices=("auto", "code")),
+    ), "add x"),
+    "sync": lr.Command(None, "[SOURCE...]", "again"),
+    "show": lr.Command(None, "SOURCE", "one"),
+    "list": lr.Command(None, "", "all"),
+}
+SHARED = (
+    lr.Option(("--home",), "DIR", "where"),
+    lr.Option(("--json",), "", "", False),
+    lr.Option(("-h", "--help"), "", "", False),
+)
+
+
+class Test30Arguments(unittest.TestCase):
+    """Words of a command line to a command and its options."""
+
+    def parse(self, line, **given):
+        """Parse a line of words, split at blanks."""
+        return lr.parse(line.split(), COMMANDS, SHARED, given)
+
+    def test_options_may_stand_anywhere(self):
+        lines = ("--json --home h add a b -y", "add --json a --home=h -y b",
+                 "add -y a b --home h --json", "--home h add -y --json -- a b")
+        for line in lines:
+            with self.subTest(line):
+                options = self.parse(line)
+                self.assertEqual((options.command, options.words), ("add", ["a", "b"]))
+                self.assertEqual((options.home, options.json, options.yes),
+                                 ("h", True, True))
+
+    def test_values(self):
+        cases = [
+            ("add a", "k", 4), ("add a -k 7", "k", 7), ("add a -k7", "k", 7),
+            ("add a -k=7", "k", 7), ("add a --max-steps 0", "max_steps", 0),
+            ("add a --max-steps=3", "max_steps", 3), ("add a", "source", ()),
+            ("add a -s x --source y", "source", ("x", "y")), ("add a -s -", "source", ("-",)),
+            ("add a --chunker code", "chunker", "code"), ("add -", "words", ["-"]),
+            ("add -- -y --json", "words", ["-y", "--json"]), ("sync", "words", []),
+            ("add a --home=", "home", ""), ("", "command", ""), ("--json", "json", True),
+            ("add a", "home", None), ("add --help", "help", True),
+        ]
+        for line, field, value in cases:
+            with self.subTest(line):
+                self.assertEqual(getattr(self.parse(line), field), value)
+
+    def test_what_is_handed_down_gives_way_to_options(self):
+        self.assertEqual(self.parse("list", home="env", cwd="/c").home, "env")
+        self.assertEqual(self.parse("list --home flag", home="env").home, "flag")
+        self.assertEqual(self.parse("list", home="env", cwd="/c").cwd, "/c")
+
+    def test_mistakes_name_what_was_meant(self):
+        cases = [
+            ("lst", "did you mean list?"), ("ad x", "did you mean add?"),
+            ("zzzz", "there are add, list, show, sync"), ("add a --jsn", "mean --json?"),
+            ("add a --yess", "mean --yes?"), ("list -y", "no option '-y'"),
+            ("add", "add wants SOURCE..."), ("show", "wants SOURCE"),
+            ("show a b c", "no use for: b c"), ("list a", "no use for: a"),
+            ("add a -k", "-k wants a value: -k N"), ("add a -k 0", "number from 1"),
+            ("add a -k x", "not 'x'"), ("add a -k ²", "number from 1"),
+            ("add a -k -1", "number from 1"), ("add a --yes=1", "--yes takes no value"),
+            ("add a -yk", "-y takes no value"), ("--home --json list", "wants a value"),
+            ("add a --chunker cod", "did you mean code?"),
+            ("add a --max-steps", "--max-steps N"), ("x\x1b[2J", "'x\\x1b[2J'"),
+        ]
+        for line, sentence in cases:
+            with self.subTest(line), self.assertRaises(lr.UsageError) as caught:
+                self.parse(line)
+            self.assertIn(sentence, str(caught.exception))
+
+    def test_help_names_everything(self):
+        whole = lr.help_text("lr", COMMANDS, SHARED)
+        for word in (*COMMANDS, "--home DIR", "--json", "-h, --help", "lr COMMAND"):
+            self.assertIn(word, whole)
+        one = lr.help_text("lr", COMMANDS, SHARED, "add")
+        for word in ("lr add SOURCE...", "-y, --yes", "-k N", "(default 4)", "auto, code",
+                     "--home DIR", "lr add x"):
+            self.assertIn(word, one)
 
 
 # =============================================================================
-# 31. Command line
+# 31. Intake
 # =============================================================================
+
+PROJECT_FILES = {
+    "notes/day5.md": "# Day 5 学习笔记\n\n## 历史压缩\n\n"
+                     "历史压缩的触发阈值 MAX_HISTORY_CHARS 默认是 4000 字符，"
+                     "最近 6 条消息原样保留。\n",
+    "notes/planner.md": "# Day 9\n\nThe planner splits a goal into steps ✓ 😀.\n",
+    "port.txt": "The server listens on port 8321 unless PORT says otherwise.\n",
+}
+
+
+class Project:
+    """A folder with documents in it, and the command line run there."""
+
+    def __init__(self, test):
+        self.folder = os.path.realpath(tempfile.mkdtemp())
+        test.addCleanup(shutil.rmtree, self.folder)
+        self.root = os.path.join(self.folder, "project")
+        self.environ = {"XDG_CONFIG_HOME": os.path.join(self.folder, "config")}
+        for name, text in PROJECT_FILES.items():
+            self.write(name, text)
+
+    def write(self, name, text):
+        """Write one file below the root."""
+        path = os.path.join(self.root, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+
+    def variables(self):
+        """Return the environment of a process: little of ours, nothing of the user's."""
+        kept = ("PATH", "SYSTEMROOT", "TEMP", "TMP", "LANG", "LC_ALL", "PYTHONHASHSEED")
+        found = {name: os.environ[name] for name in kept if name in os.environ}
+        return {**found, **self.environ, "HOME": self.folder, "LRAG_DEBUG": "1"}
+
+    def command(self, words, python=(), file=FILE, shell=()):
+        """Return the words of a process that runs the real program."""
+        return [*shell, sys.executable, *python, file, *words]
+
+    def run(self, *words, stdin=b"", stdout=subprocess.PIPE, python=(), file=FILE,
+            shell=(), **environ):
+        """Run the real program to its end; -> CompletedProcess."""
+        command = self.command(words, python, file, shell)
+        return subprocess.run(
+            command, input=stdin, stdout=stdout, stderr=subprocess.PIPE, cwd=self.root,
+            env={**self.variables(), **environ}, timeout=60, check=False,
+        )
+
+    def start(self, *words, stdin=subprocess.DEVNULL):
+        """Start the real program; -> Popen."""
+        return subprocess.Popen(
+            self.command(words), stdin=stdin, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, cwd=self.root, env=self.variables(),
+        )
+
+    def call(self, *words, stdin=b"", session=None, console=None):
+        """Run one command line in this process; -> (code, out, err)."""
+        out = err = io.BytesIO()
+        if console is None:
+            console, out, err = console_over("utf-8", stdin=stdin)
+        given = {
+            "cwd": self.root, "environ": self.environ, "home": None, "debug": True,
+            "session_rules": [] if session is None else session,
+        }
+        code = lr.run_words(words, console, given)
+        console.flush()
+        return code, out.getvalue().decode("utf-8"), err.getvalue().decode("utf-8")
+
+    def data(self, *words, **options):
+        """Run one command line with --json; -> (code, the object)."""
+        code, out, _ = self.call(*words, "--json", **options)
+        return code, json.loads(out)
+
+
+class Test31Intake(unittest.TestCase):
+    """add, sync and remove."""
+
+    def setUp(self):
+        self.project = Project(self)
+
+    def sources(self):
+        """Return the sources in the knowledge base."""
+        return [row["source"] for row in self.project.data("list")[1]["documents"]]
+
+    def test_add_reports_each_source(self):
+        code, report = self.project.data("add", "notes", "port.txt", "-y")
+        self.assertEqual(code, 0)
+        named = ["notes/day5.md", "notes/planner.md", "port.txt"]
+        self.assertEqual(sorted(report["added"]), named)
+        self.assertEqual(sorted(self.sources()), named)
+        fields = ["added", "updated", "unchanged", "removed", "skipped", "failed"]
+        self.assertEqual([f for f in fields if not isinstance(report[f], list)], [])
+        code, out, _ = self.project.call("add", "notes", "-y")
+        self.assertEqual((code, out), (0, "2 unchanged\n"))
+
+    def test_the_text_of_a_source_is_never_printed(self):
+        _, out, err = self.project.call("add", ".", "-y")
+        self.assertIn("added     port.txt\n", out)
+        self.assertNotIn("8321", out + err)
+
+    def test_no_yes_means_nothing_entered_and_exit_5(self):
+        for stdin in (b"", b"y", b"y\n"):
+            with self.subTest(stdin=stdin):
+                code, out, err = self.project.call("add", "notes", stdin=stdin)
+                self.assertEqual((code, out), (5, ""))
+                self.assertIn("2 sources", err)
+                self.assertIn("notes/day5.md", err)
+                self.assertIn("--yes", err)
+        code, data = self.project.data("add", "notes")
+        self.assertEqual((code, data["error"]["kind"]), (5, "denied"))
+        self.assertEqual(self.sources(), [])
+
+    def test_the_answers_at_the_question(self):
+        session = []
+        for typed, code, count in ((b"n\n", 5, 0), (b"y\n", 0, 1)):
+            with self.subTest(typed=typed), Terminal(typed) as terminal:
+                done = self.project.call("add", "port.txt", console=terminal.console)
+                self.assertEqual((done[0], len(self.sources())), (code, count))
+        with Terminal(b"a\n") as terminal:
+            self.project.call("add", "notes", session=session, console=terminal.console)
+        self.project.write("notes/new.md", "# New\n\nnew text\n")
+        self.assertEqual(self.project.call("add", "notes", session=session)[0], 0)
+        self.assertEqual(self.project.call("add", "notes")[0], 5)
+
+    def test_p_is_remembered_for_the_folder_that_was_named(self):
+        with Terminal(b"p\n") as terminal:
+            self.project.call("add", "notes", console=terminal.console)
+        self.project.write("notes/deep/new.md", "# New\n\nnew text\n")
+        self.assertEqual(self.project.call("add", "notes")[0], 0)
+        self.assertEqual(self.project.call("add", "port.txt")[0], 5)
+        inside = os.path.join(self.project.root, ".lightrag")
+        self.assertNotIn("config.json", os.listdir(inside))
+
+    def test_PRM_2_the_question_shows_the_whole_name_escaped(self):
+        if os.name == "nt":
+            self.skipTest("no such file names on Windows")
+        name = "notes/\x1b[2K\r\x1b[1A" + "x" * 150 + "\n" * 40 + "/end\b\b.md"
+        self.project.write(name, "# T\n\ntext\n")
+        _, _, err = self.project.call("add", name)
+        question = err.splitlines()[0]
+        self.assertIn("\\x1b[2K", question)
+        self.assertIn("characters ...]", question)
+        self.assertIn("/end\\x08\\x08.md", question)
+        self.assertNotRegex(err, "[\x00-\x09\x0b-\x1f]")
+
+    def test_deny_beats_yes(self):
+        code, _, err = self.project.call("add", ".", "-y", "--deny", "rag_add(notes/*)")
+        self.assertEqual(code, 5)
+        self.assertIn("a rule denies rag_add(notes/", err)
+        self.assertEqual(self.sources(), [])
+
+    def test_allow_needs_no_terminal(self):
+        self.assertEqual(
+            self.project.call("add", "notes", "--allow", "rag_add(notes/*)")[0], 0)
+        self.assertEqual(self.project.call("add", "port.txt", "--allow", "rag add")[0], 2)
+
+    def test_dry_run_asks_nothing_and_changes_nothing(self):
+        code, report = self.project.data("add", "notes", "--dry-run")
+        self.assertEqual((code, len(report["added"])), (0, 2))
+        self.assertFalse(os.path.exists(os.path.join(self.project.root, ".lightrag")))
+
+    def test_remove(self):
+        self.project.call("add", ".", "-y")
+        code, report = self.project.data("remove", "notes/planner.md")
+        self.assertEqual((code, report["removed"]), (0, ["notes/planner.md"]))
+        code, report = self.project.data("remove", "--dry-run", "notes")
+        self.assertEqual((code, report["removed"]), (0, ["notes/day5.md"]))
+        self.assertEqual(sorted(self.sources()), ["notes/day5.md", "port.txt"])
+        self.assertTrue(os.path.exists(self.project.root + "/notes/planner.md"))
+
+    def test_remove_of_an_unknown_source_names_the_nearest(self):
+        self.project.call("add", ".", "-y")
+        code, _, err = self.project.call("remove", "note/day5.md")
+        self.assertEqual(code, 3)
+        self.assertIn("did you mean notes/day5.md?", err)
+        code, report = self.project.data("remove", "zzz", "port.txt")
+        self.assertEqual((code, report["removed"]), (3, ["port.txt"]))
+        self.assertEqual(report["failed"][0]["reason"], "not in the knowledge base")
+
+    def test_sync_asks_before_new_files_and_does_the_rest(self):
+        self.project.call("add", "notes", "-y")
+        self.project.write("notes/new.md", "# New\n\nnew text\n")
+        self.project.write("notes/day5.md", "# Day 5\n\nchanged\n")
+        code, report = self.project.data("sync")
+        self.assertEqual(code, 5)
+        self.assertEqual(report["updated"], ["notes/day5.md"])
+        self.assertEqual([row["source"] for row in report["skipped"]], ["notes/new.md"])
+        self.assertIn("--yes", report["skipped"][0]["reason"])
+        code, report = self.project.data("sync", "-y")
+        self.assertEqual((code, report["added"]), (0, ["notes/new.md"]))
+
+    def test_sync_of_one_source_leaves_the_others(self):
+        self.project.call("add", ".", "-y")
+        for name in PROJECT_FILES:
+            self.project.write(name, "# Changed\n\nchanged text\n")
+        self.assertEqual(self.project.data("sync", "port.txt")[1]["updated"], ["port.txt"])
+
+# =============================================================================
+# 32. Asking
+# =============================================================================
+
+class Test32Asking(unittest.TestCase):
+    """list, show, status, search and ask."""
+
+    QUESTION = "历史压缩的触发阈值是多少？"
+    HIT = ("rank", "source", "title", "kind", "chunk", "chunks", "heading", "start", "end",
+           "line", "end_line", "score", "stale", "text")
+
+    @classmethod
+    def setUpClass(cls):
+        cls.project = Project(cls)
+        cls.project.call("add", ".", "-y")
+
+    @classmethod
+    def addCleanup(cls, function, *arguments):
+        """Let the project of the class go with the class."""
+        cls.addClassCleanup(function, *arguments)
+
+    def test_list(self):
+        code, data = self.project.data("list")
+        row = next(r for r in data["documents"] if r["source"] == "notes/day5.md")
+        self.assertEqual(code, 0)
+        self.assertEqual(list(row), ["source", "title", "kind", "chars", "chunks",
+                                     "added_at", "sha256"])
+        chars = sum(len(text) for text in PROJECT_FILES.values())
+        self.assertEqual((data["totals"]["documents"], data["totals"]["chars"]),
+                         (3, chars))
+        out = self.project.call("list")[1]
+        self.assertIn("notes/day5.md", out)
+        self.assertIn("\n3 documents, ", out)
+
+    def test_show_numbers_lines_as_citations_do(self):
+        out = self.project.call("show", "notes/day5.md")[1]
+        hit = self.project.data("search", "MAX_HISTORY_CHARS")[1]["hits"][0]
+        lines = out.splitlines()[1:]
+        self.assertEqual([line.split()[0] for line in lines], list("12345"))
+        found = [line for line in lines if "MAX_HISTORY_CHARS" in line]
+        self.assertEqual(found, lines[hit["end_line"] - 1 : hit["end_line"]])
+        code, data = self.project.data("show", os.path.join(self.project.root, "port.txt"))
+        self.assertEqual(code, 0)
+        self.assertEqual(data["text"], PROJECT_FILES["port.txt"])
+        self.assertEqual(data["chunks"][0][:2], [0, len(data["text"].rstrip())])
+
+    def test_show_of_an_unknown_source(self):
+        code, data = self.project.data("show", "port.text")
+        self.assertEqual((code, data["error"]["kind"]), (3, "not_found"))
+        self.assertIn("did you mean port.txt?", data["error"]["message"])
+
+    def test_status_tells_what_is_stale(self):
+        project = Project(self)
+        project.call("add", ".", "-y")
+        self.assertEqual(project.data("status")[1]["stale"], [])
+        project.write("port.txt", "changed\n")
+        later = time.time() + 5
+        os.utime(os.path.join(project.root, "port.txt"), (later, later))
+        os.remove(os.path.join(project.root, "notes/planner.md"))
+        data = project.data("status")[1]
+        self.assertEqual(sorted(data["stale"]), ["notes/planner.md", "port.txt"])
+        self.assertEqual(data["totals"]["documents"], 3)
+        self.assertIn("stale  port.txt", project.call("status")[1])
+        self.assertTrue(project.data("search", "port 8321")[1]["hits"][0]["stale"])
+
+    def test_search(self):
+        code, data = self.project.data("search", "触发阈值")
+        self.assertEqual((code, data["query"]), (0, "触发阈值"))
+        hit = data["hits"][0]
+        self.assertEqual(tuple(hit), self.HIT)
+        self.assertEqual((hit["rank"], hit["source"], hit["chunk"]), (1, "notes/day5.md", 1))
+        text = PROJECT_FILES["notes/day5.md"]
+        self.assertEqual(text[hit["start"] : hit["end"]], hit["text"])
+        out = self.project.call("search", "触发阈值")[1]
+        self.assertIn("notes/day5.md:", out)
+        self.assertIn("4000", out)
+
+    def test_nothing_found_is_exit_3(self):
+        for words in (("search", "xyzzy"), ("search", ""), ("search", "???")):
+            with self.subTest(words=words):
+                self.assertEqual(self.project.data(*words)[0], 3)
+                self.assertEqual(self.project.data(*words)[1]["hits"], [])
+                code, out, err = self.project.call(*words)
+                self.assertEqual((code, out, err), (3, "", "Nothing found.\n"))
+
+    def test_ask_refuses_with_exit_3(self):
+        code, data = self.project.data("ask", "Who won the football cup in 1954?")
+        self.assertEqual((code, data["refused"], data["citations"]), (3, True, []))
+        code, out, _ = self.project.call("ask", "Who won the football cup in 1954?")
+        self.assertEqual((code, out), (3, data["answer"] + "\n"))
+
+    def test_ask_adds_first_with_consent(self):
+        project = Project(self)
+        self.assertEqual(project.data("ask", "--add", "notes", self.QUESTION)[0], 5)
+        code, out, _ = project.call("ask", "--add", "notes", "--yes", self.QUESTION)
+        self.assertEqual(code, 0)
+        self.assertIn("4000", out)
+
+    def test_an_empty_base_says_so(self):
+        project = Project(self)
+        for words, expected in ((("ask", "what?"), 3), (("search", "x"), 3),
+                                (("list",), 0), (("status",), 0)):
+            with self.subTest(words=words):
+                code, _, err = project.call(*words)
+                self.assertEqual(code, expected)
+                if words != ("list",):
+                    self.assertIn("empty: add a file", err)
+        self.assertFalse(os.path.exists(os.path.join(project.root, ".lightrag")))
+
+    def test_errors_as_json(self):
+        for words, code, kind in ((("serch", "x"), 2, "usage"), (("show", "x"), 3,
+                                  "not_found"), (("add", "port.txt"), 5, "denied")):
+            with self.subTest(words=words):
+                found, data = self.project.data(*words)
+                self.assertEqual((found, list(data)), (code, ["error"]))
+                self.assertEqual(list(data["error"]), ["kind", "message"])
+                self.assertEqual(data["error"]["kind"], kind)
+
+    def test_foreign_codes_in_documents_and_names_are_not_obeyed(self):
+        project = Project(self)
+        codes = "\x1b]0;x\x07\x1b[2J\x1b[1A\x9b2J\b\r\x1b]52;c;eA==\x07"
+        project.write("evil.md", f"# Title{codes}\n\nthe zebra {codes} stands\n")
+        project.call("add", "evil.md", "-y")
+        for words in (("list",), ("show", "evil.md"), ("search", "zebra"),
+                      ("ask", "where stands the zebra?"), ("search", f"zebra{codes}")):
+            for extra in ((), ("--json",)):
+                with self.subTest(words=words, extra=extra):
+                    _, out, err = project.call(*words, *extra)
+                    self.assertNotRegex(out + err, "[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+# =============================================================================
+# 33. Prompt
+# =============================================================================
+
+class Screen:
+    """The real program on a pseudo-terminal of its own, where Ctrl-C works."""
+
+    def __init__(self, project, *words, python=(sys.executable,), **environ):
+        if os.name == "nt":
+            raise unittest.SkipTest("this system has no pseudo-terminals")
+        import pty
+        command = [*python, FILE, *words]
+        self.shown = ""
+        self._pid, self.near = pty.fork()
+        if not self._pid:       # the child: nothing of the tests may run on in it
+            try:
+                os.chdir(project.root)
+                os.execve(command[0], command, {**project.variables(), **environ})
+            finally:
+                os._exit(99)
+
+    def type(self, text):
+        """Type a text at once, as a paste arrives."""
+        os.write(self.near, text.encode("utf-8"))
+
+    def wait(self, text, seconds=20):
+        """Read until a text is shown after what was waited for before; -> all of it."""
+        limit, shown = time.monotonic() + seconds, ""
+        while text not in shown:
+            left = limit - time.monotonic()
+            ready = left > 0 and select.select([self.near], [], [], left)[0]
+            if not ready:
+                raise AssertionError(f"{text!r} did not come: {self.shown + shown!r}")
+            try:
+                data = os.read(self.near, 65536)
+            except OSError:     # Linux says so when the program has ended
+                data = b""
+            if not data:
+                raise AssertionError(f"ended before {text!r}: {self.shown + shown!r}")
+            shown += data.decode("utf-8", "replace")
+        self.shown += shown
+        return shown
+
+    def end(self):
+        """Wait for the program to end; -> (exit code, the rest of what it showed)."""
+        rest = b""
+        try:
+            while data := os.read(self.near, 65536):
+                rest += data
+        except OSError:
+            pass
+        code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        os.close(self.near)
+        return code, rest.decode("utf-8", "replace")
+
+
+class Lines:
+    """A console that plays lines; a list is a paste whose lines wait at once."""
+
+    def __init__(self, *typed):
+        self.typed, self.waiting, self.shown = list(typed), [], []
+        self.stdin = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+        self.out_ansi = self.coloured = False
+
+    def read_line(self, _):
+        """Return the next line, or raise what stands in its place."""
+        if not self.waiting:
+            if not self.typed:
+                raise EOFError
+            found = self.typed.pop(0)
+            if isinstance(found, type):
+                raise found
+            self.waiting = list(found) if isinstance(found, list) else [found]
+        return self.waiting.pop(0)
+
+    def pending(self, _):
+        """Tell whether lines of a paste are left."""
+        return bool(self.waiting)
+
+    def note(self, *parts):
+        """Keep what was said."""
+        self.shown.append("".join(p if isinstance(p, str) else p[1] for p in parts))
+
+    say = note
+
+
+class Test33Prompt(unittest.TestCase):
+    """Lines, pastes and blocks; commands; the terminal."""
+
+    def play(self, *typed):
+        """Play lines to a prompt; -> (exit code, what ran, what was shown)."""
+        ran, console = [], Lines(*typed)
+
+        def _asked(text):
+            ran.append(text)
+            if text == "interrupt":
+                raise KeyboardInterrupt
+            if text == "fail":
+                raise lr.NetworkError("the network is away")
+
+        table = {
+            name: lr.Slash(lambda behind, name=name: ran.append((name, behind)), "", "")
+            for name in ("/rag", "/rag add", "/search")
+        }
+        prompt = lr.Prompt(console, table, _asked, "")
+        return prompt.loop(), ran, "\n".join(console.shown)
+
+    def test_lines_commands_and_questions(self):
+        cases = [
+            (("what is it?",), ["what is it?"]), (("", "  "), []),
+            (("/rag",), [("/rag", "")]), (("/rag add a b",), [("/rag add", "a b")]),
+            (("/rag  add   a 'b  c'",), [("/rag add", "a 'b  c'")]),
+            (("/rag unknown",), [("/rag", "unknown")]), ((" /search x",), [("/search", "x")]),
+            (("/usr/bin/x is what?",), ["/usr/bin/x is what?"]), (("exit", "a"), []),
+            (("quit", "a"), []), (("/quit", "a"), []),
+        ]
+        for typed, ran in cases:
+            with self.subTest(typed=typed):
+                self.assertEqual(self.play(*typed)[:2], (0, ran))
+
+    def test_TRM_3_a_paste_is_one_question(self):
+        code = [f"line {n}" for n in range(20)]
+        self.assertEqual(self.play(code)[1], ["\n".join(code)])
+        self.assertEqual(self.play(["a", "", "    b"], "c")[1], ["a\n\n    b", "c"])
+
+    def test_pasted_commands_stay_commands(self):
+        self.assertEqual(self.play(["/rag", "/search x", "/quit", "no"])[1],
+                         [("/rag", ""), ("/search", "x")])
+        self.assertEqual(self.play(["one", "two", "/rag", "three"])[1],
+                         ["one\ntwo", ("/rag", ""), "three"])
+
+    def test_TRM_3_blocks(self):
+        quotes = '"""'
+        for typed in ((quotes, "a", "", "b", quotes), (quotes + "a", "", "b" + quotes),
+                      ([quotes, "a", "", "b", quotes],), (quotes + "a\n\nb" + quotes,)):
+            with self.subTest(typed=typed):
+                self.assertEqual(self.play(*typed, "c")[1], ["a\n\nb", "c"])
+        self.assertEqual(self.play(quotes, "/rag", quotes)[1], [("/rag", "")])
+
+    def test_a_long_line(self):
+        self.assertEqual(self.play("长" * 10000)[1], ["长" * 10000])
+
+    def test_HIS_4_interrupts(self):
+        stop = KeyboardInterrupt
+        cases = [((stop, "a"), 0, ["a"]), ((stop, stop, "a"), 130, []),
+                 ((stop, "a", stop, "b"), 0, ["a", "b"]),
+                 (("interrupt", "a"), 0, ["interrupt", "a"]),
+                 (("interrupt", stop, "a"), 130, ["interrupt"]),
+                 ((["interrupt", "/rag"], "a"), 0, ["interrupt", "a"])]
+        for typed, code, ran in cases:
+            with self.subTest(typed=typed):
+                self.assertEqual(self.play(*typed)[:2], (code, ran))
+
+    def test_what_is_wrong_is_said_and_the_session_goes_on(self):
+        code, ran, shown = self.play("fail", "/serch x", "a")
+        self.assertEqual((code, ran), (0, ["fail", "a"]))
+        self.assertIn("the network is away", shown)
+        self.assertIn("did you mean /search?", shown)
+
+    def test_completions(self):
+        table = {
+            "/rag": lr.Slash(None, "", ""), "/search": lr.Slash(None, "", ""),
+            "/rag add": lr.Slash(None, "", "", lambda word: [word + "2", word + "1"]),
+            "/rag remove": lr.Slash(None, "", ""),
+        }
+        prompt = lr.Prompt(Lines(), table, None, "")
+        cases = [("/", ["/rag ", "/search "]), ("/s", ["/search "]), ("/rag a", ["add "]),
+                 ("/rag ", ["add ", "remove "]), ("/rag add x", ["x1", "x2"]),
+                 ("/rag add a x", ["x1", "x2"]), ("/search x", []), ("what", []), ("", [])]
+        for line, found in cases:
+            with self.subTest(line):
+                word = line.rpartition(" ")[2]
+                expected = found if line else ["/rag ", "/search "]
+                self.assertEqual(prompt.completions(line, word), expected)
+
+    def test_the_prompt_on_a_terminal(self):
+        project = Project(self)
+        screen = Screen(project, TERM="xterm")
+        screen.wait("> ")
+        screen.type("/rag add notes\n")
+        shown = screen.wait("[y/N/a/p] ")
+        self.assertIn("2 sources", shown)
+        screen.type("y\n")
+        screen.wait("2 added")
+        screen.type("/rag\n")
+        screen.wait("2 documents, ")
+        screen.type("历史压缩的触发阈值是多少？\n")
+        self.assertIn("4000", screen.wait("day5.md:5-5"))
+        screen.type("/sources\n")
+        screen.wait("day5.md:5-5")
+        screen.type("/search planner\n")
+        screen.wait("planner.md:")
+        screen.type("/help\n")
+        screen.wait("Anything else is a question.")
+        screen.type("/quit\n")
+        code, rest = screen.end()
+        self.assertEqual(code, 0)
+        self.assertNotIn("Traceback", screen.shown + rest)
+
+    def test_a_terminal_pastes_edits_and_leaves(self):
+        project = Project(self)
+        project.call("add", ".", "-y")
+        screen = Screen(project, TERM="xterm")
+        screen.wait("> ")
+        screen.type("which port\ndoes the server\nlisten on?\n")
+        screen.wait("port.txt:1-1")
+        time.sleep(0.3)
+        screen.type("\x03")
+        screen.wait("leaves)")
+        screen.type("/search 中\x7fplanner\n")
+        screen.wait("planner.md:")
+        screen.type("\x04")
+        self.assertEqual(screen.end()[0], 0)
+        screen = Screen(project, TERM="xterm")
+        for shown in ("> ", "leaves)"):
+            screen.wait(shown)
+            time.sleep(0.3)     # Python sees a signal only once readline waits for keys
+            screen.type("\x03")
+        self.assertEqual(screen.end()[0], 130)
+
+    def test_TRM_3_colour_codes_are_hidden_from_readline(self):
+        hidden = "\x01\x1b[1m\x02> \x01\x1b[0m\x02"
+        self.assertEqual(lr.hide_codes(lr.paint("> ", "bold", True)), hidden)
+        self.assertEqual(lr.hide_codes("> "), "> ")
+
+    def test_TRM_3_a_bad_history_is_ignored_and_a_good_one_kept(self):
+        project = Project(self)
+        folder = os.path.join(project.environ["XDG_CONFIG_HOME"], "lightrag")
+        history = os.path.join(folder, "history")
+        os.makedirs(folder)
+        with open(history, "wb") as file:
+            file.write(b"\xff\xfe\0bad\n\x1b[2J\n")
+        screen = Screen(project, TERM="xterm")
+        screen.wait("> ")
+        screen.type("/search zebra\n")
+        screen.wait("empty")
+        screen.type("/quit\n")
+        self.assertEqual(screen.end()[0], 0)
+        with open(history, "rb") as file:
+            self.assertIn(b"/search zebra", file.read())
+        os.remove(history)
+        os.mkdir(history)
+        screen = Screen(project, TERM="xterm")
+        screen.wait("> ")
+        screen.type("\x04")
+        self.assertEqual(screen.end()[0], 0)
+
+
+# =============================================================================
+# 34. Command line
+# =============================================================================
+
+class Test34CommandLine(unittest.TestCase):
+    """The real program in a process of its own."""
+
+    QUESTION = "历史压缩的触发阈值是多少？"
+
+    @classmethod
+    def setUpClass(cls):
+        cls.project = Project(cls)
+        cls.project.call("add", ".", "-y")
+
+    @classmethod
+    def addCleanup(cls, function, *arguments):
+        """Let the project of the class go with the class."""
+        cls.addClassCleanup(function, *arguments)
+
+    def test_exit_codes(self):
+        cases = [(("list",), 0), (("-V",), 0), (("nowhere",), 2), (("search",), 2),
+                 (("search", "xyzzy"), 3), (("show", "nowhere"), 3), ((), 2),
+                 (("ask", "Who won the cup in 1954?"), 3), (("add", "port.txt"), 5)]
+        for words, code in cases:
+            with self.subTest(words=words):
+                run = self.project.run(*words)
+                self.assertEqual(run.returncode, code, run.stderr)
+                self.assertNotIn(b"Traceback", run.stderr)
+
+    def test_isolated_python_and_another_name(self):
+        copy = os.path.join(self.project.folder, "any name.py")
+        shutil.copy(FILE, copy)
+        run = self.project.run("search", "planner", python=("-I", "-S"), file=copy)
+        self.assertEqual((run.returncode, run.stderr), (0, b""))
+        self.assertIn(b"planner.md:", run.stdout)
+
+    def test_TRM_2_a_closed_pipe_is_no_error(self):
+        if os.name == "nt":
+            self.skipTest("no such pipes on Windows")
+        self.project.write("big.txt", "a line of a large text\n" * 20000)
+        self.project.call("add", "big.txt", "-y")
+        process = self.project.start("show", "big.txt")
+        with process.stdout, process.stderr:
+            self.assertTrue(process.stdout.readline())
+            process.stdout.close()
+            self.assertEqual((process.wait(30), process.stderr.read()), (0, b""))
+
+    def test_a_full_disk_under_standard_output_is_said(self):
+        if not os.path.exists("/dev/full"):
+            self.skipTest("this system has no /dev/full")
+        with open("/dev/full", "wb") as full:
+            run = self.project.run("list", stdout=full)
+        self.assertEqual((run.returncode, run.stderr.count(b"\n")), (1, 1))
+        self.assertNotIn(b"Traceback", run.stderr)
+
+    def test_closed_streams(self):
+        if os.name == "nt":
+            self.skipTest("a shell of POSIX is needed")
+        for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
+            with self.subTest(closed):
+                line = f'exec "$0" "$@" {closed}'
+                run = self.project.run("list", shell=("sh", "-c", line))
+                self.assertEqual((run.returncode, run.stderr), (0, b""))
+
+    def test_ctrl_c_is_quiet(self):
+        if os.name == "nt":
+            self.skipTest("no such signals on Windows")
+        process = self.project.start(stdin=subprocess.PIPE)
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+        self.assertEqual((process.returncode, out, err.strip()), (130, b"", b""))
+
+    def test_PRM_1_at_a_real_terminal(self):
+        for typed, code in (("y\n", 0), ("\x04", 5), ("\x03", 5), ("n\n", 5)):
+            with self.subTest(typed=typed):
+                screen = Screen(self.project, "add", "port.txt", TERM="xterm")
+                screen.wait("[y/N/a/p] ")
+                screen.type(typed)
+                found, rest = screen.end()
+                self.assertEqual(found, code)
+                self.assertEqual("--yes" in rest, code == 5)
+                self.assertNotIn("Traceback", rest)
+
+    def test_home_by_flag_and_environment(self):
+        home = os.path.join(self.project.folder, "elsewhere")
+        run = self.project.run("add", "port.txt", "-y", "--home", home)
+        self.assertEqual(run.returncode, 0)
+        self.assertIn("knowledge.json", os.listdir(home))
+        totals = json.loads(self.project.run("list", "--json", LRAG_HOME=home).stdout)
+        self.assertEqual(totals["totals"]["documents"], 1)
+
+    def test_an_error_of_our_own_is_one_sentence(self):
+        error = lr.known_error(ZeroDivisionError("x"))
+        self.assertIn("ZeroDivisionError: x", str(error))
+        self.assertEqual((error.exit_code, error.kind), (1, "storage"))
+        self.assertEqual(lr.known_error(MemoryError()).exit_code, 6)
+        self.assertIn("'/a/b'", str(lr.known_error(PermissionError(13, "no", "/a/b"))))
 
 
 def main():
