@@ -28,29 +28,31 @@ terminal, clock or environment):
      9 Documents     bytes to title, kind and text
     10 Excerpts      what of a hit can be shown: sentences, rows, lines of code
     11 Answers       numbered sources, extractive answers, refusals
-    12 Protocol      the OpenAI wire format: messages, deltas, server-sent events
-    13 Permissions   (rules, call) to allow, ask or deny
-    14 Paths         ignore rules, secret names, confinement below a root
-    15 Addresses     web addresses: fit to show, fit to send, where they lead
-    16 Files         reading, atomic writes and locks
-    17 Folders       walking, the home of a knowledge base, configuration
-    18 Network       how this machine reaches others: proxies and certificates
-    19 Http          the only section that opens connections
-    20 Pages         one web page, its redirects checked at every step
-    21 Sources       path, folder, glob, URL or standard input to raw documents
-    22 Knowledge     the documents and their index
-    23 Ingest        plan, ask, add, sync and remove
-    24 Memory        long-term facts and the working memory
-    25 Model         chat completions over Http and Protocol
-    26 Tools         a table of what the agent can do
-    27 Agent         the loop; yields events, never prints
-    28 Console       printing, asking and progress under any encoding
-    29 Consent       ask once, and remember what the user wants remembered
-    30 Arguments     the words of a command line to a command and its options
-    31 Intake        the commands that add, sync and remove
-    32 Asking        the commands that list, show, search and ask
-    33 Prompt        the interactive prompt
-    34 Command line  the table of commands, and main
+    12 Protocol      the OpenAI wire format: messages, calls, requests, errors
+    13 Stream        server-sent events, and thoughts in the text, cut anywhere
+    14 Deltas        what the chunks of one answer add up to
+    15 Permissions   (rules, call) to allow, ask or deny
+    16 Paths         ignore rules, secret names, confinement below a root
+    17 Addresses     web addresses: fit to show, fit to send, where they lead
+    18 Files         reading, atomic writes and locks
+    19 Folders       walking, the home of a knowledge base, configuration
+    20 Network       how this machine reaches others: proxies and certificates
+    21 Http          the only section that opens connections
+    22 Pages         one web page, its redirects checked at every step
+    23 Sources       path, folder, glob, URL or standard input to raw documents
+    24 Knowledge     the documents and their index
+    25 Ingest        plan, ask, add, sync and remove
+    26 Memory        long-term facts and the working memory
+    27 Model         chat completions over Http and Protocol
+    28 Tools         a table of what the agent can do
+    29 Agent         the loop; yields events, never prints
+    30 Console       printing, asking and progress under any encoding
+    31 Consent       ask once, and remember what the user wants remembered
+    32 Arguments     the words of a command line to a command and its options
+    33 Intake        the commands that add, sync and remove
+    34 Asking        the commands that list, show, search and ask
+    35 Prompt        the interactive prompt
+    36 Command line  the table of commands, and main
 
 Words: a document has a title, a source (the path or URL it came from) and a text;
 a chunk is a passage of it, text[start:end]; a hit is a chunk that a search found;
@@ -195,6 +197,20 @@ QUANTITY_SIGNS = r"""\d|[〇一二两兩三四五六七八九十百千万萬亿�
 \b(?:july|august|september|october|november|december)\b"""
 
 # Protocol
+FAULT_CHARS_MAX = 300       # of a server's own words in a message
+
+# Stream
+BLANKS_HELD_MAX = 1000      # before an answer, while a <think> may still come
+
+# Deltas
+FINISH_REASONS = {          # lower case; whatever else servers say means stop
+    "length": "length", "max_tokens": "length", "max_output_tokens": "length",
+    "model_length": "length", "content_filter": "content_filter",
+    "safety": "content_filter", "recitation": "content_filter",
+    "sensitive": "content_filter", "error": "error", "network_error": "error",
+    "insufficient_system_resource": "error",
+}
+CUT_CALL = "Not run: the call was cut off by the length limit; send it again, shorter."
 
 # Permissions
 
@@ -2266,13 +2282,681 @@ def narrow(hit, start, end):
 
 
 # =============================================================================
-# 12. Protocol -- the OpenAI wire format: messages, deltas, server-sent events [pure]
-#    Uses: nothing
+# 12. Protocol -- the OpenAI wire format: messages, calls, requests, errors [pure]
+#    Uses: Settings, Text
 # =============================================================================
+
+# The messages of a conversation are the plain dicts of the wire; everything else that
+# comes from or goes to a model passes through the builders and parsers here.  Servers
+# are strict in different places: `content` is always text (never null), arguments are
+# always a JSON object in text, every call has one answer, roles are the old four.
+
+TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class Call(NamedTuple):
+    """A tool call that a model asks for."""
+
+    id: str
+    name: str           # as the model wrote it, which may be no tool's name
+    arguments: dict
+    problem: str = ""   # why it must not be run: a sentence for the model
+
+
+class Usage(NamedTuple):
+    """What the server counted, in tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Turn(NamedTuple):
+    """One answer of a model."""
+
+    text: str
+    calls: tuple = ()       # of Call; none when the answer is incomplete
+    finish: str = "stop"    # or tool_calls, length, content_filter
+    usage: Usage | None = None
+    incomplete: str = ""    # why the answer ended too early
+    reasoning: str = ""     # reasoning_content, which must go back beside calls
+
+
+class Fault(NamedTuple):
+    """An error as a server words it."""
+
+    message: str        # one line, may be empty
+    words: str          # lower case: message, code and type, to be searched
+    status: int = 0     # when the error itself names one
+
+
+def text_message(role, content):
+    """Return a message that is only text.
+
+    >>> text_message("user", "hi")
+    {'role': 'user', 'content': 'hi'}
+    """
+    return {"role": role, "content": whole_characters(content)}
+
+
+def assistant_message(turn):
+    """Return the message that puts a turn into the history."""
+    said = text_message("assistant", turn.text)
+    if turn.calls:
+        said["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": _wire_name(call.name),
+                    "arguments": json.dumps(call.arguments, ensure_ascii=False),
+                },
+            }
+            for call in turn.calls
+        ]
+        if turn.reasoning:
+            said["reasoning_content"] = turn.reasoning
+    return said
+
+
+def tool_message(call, text):
+    """Return the message that answers a call."""
+    return {**text_message("tool", text), "tool_call_id": call.id}
+
+
+def tool_schema(name, description, properties, required=()):
+    """Return a tool as the model is told of it; properties are JSON Schema.
+
+    >>> tool = tool_schema("note", "Keep it.", {"text": {"type": "string"}}, ["text"])
+    >>> tool["function"]["parameters"]["required"]
+    ['text']
+    """
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": description,
+            "parameters": {
+                "type": "object", "properties": properties, "required": list(required),
+            },
+        },
+    }
+
+
+def chat_request(model, messages, tools=None, stream=True, extras=True, options=None):
+    """Return the body of a request for one answer.
+
+    extras   False leaves out what a strict server may not know: usage of a stream,
+             options, reasoning of earlier answers
+    options  dict of further fields (temperature, max_tokens), or None
+    """
+    body = {"model": model, "messages": messages, "stream": stream}
+    if tools:
+        body.update(tools=tools, tool_choice="auto")
+    if extras:
+        body.update(options or {})
+        if stream:
+            body["stream_options"] = {"include_usage": True}
+    else:
+        body["messages"] = [
+            {key: value for key, value in said.items() if key != "reasoning_content"}
+            for said in messages
+        ]
+    return body
+
+
+def call_ids(messages):
+    """Return the ids of all calls in a history, in order."""
+    return [call["id"] for said in messages for call in said.get("tool_calls", ())]
+
+
+def parse_arguments(raw):
+    """Return (arguments, problem) of what a model sent as a call's arguments.
+
+    Empty forms mean {}; JSON in a JSON string is unwrapped; nothing is guessed.
+
+    >>> parse_arguments(' '), parse_arguments('"{\\\\"q\\\\": 1}"')
+    (({}, ''), ({'q': 1}, ''))
+    >>> parse_arguments('{"a": 1,}')[0], parse_arguments('[1]')[1]
+    ({}, 'not a JSON object')
+    """
+    try:
+        for _ in range(4):
+            if isinstance(raw, str):
+                raw = json.loads(raw, parse_constant=_refuse) if raw.strip() else None
+            if raw is None:
+                return {}, ""
+            if isinstance(raw, dict):   # subtle: halves of a pair may come as escapes
+                text = json.dumps(raw, ensure_ascii=False, allow_nan=False)
+                return json.loads(whole_characters(text)), ""
+    except ValueError as error:
+        return {}, str(error)
+    except RecursionError:
+        return {}, "nested too deep"
+    return {}, "not a JSON object"
+
+
+def _refuse(constant):
+    """Reject NaN and Infinity, which are no JSON."""
+    raise ValueError(f"{constant} is not JSON")
+
+
+def argument_problem(name, problem, tools=None):
+    """Return a sentence that lets a model repair the arguments of its call."""
+    fields = []
+    for tool in tools or ():
+        function = tool["function"]
+        if function["name"] == name:
+            parameters = function["parameters"]
+            for field, schema in parameters["properties"].items():
+                optional = "" if field in parameters["required"] else ", optional"
+                fields.append(f"{field} ({schema.get('type', 'any')}{optional})")
+    wanted = f" with {', '.join(fields)}" if fields else ""
+    return (
+        f"Not run: the arguments of {name} cannot be read ({problem})."
+        f" Call {name} again with one JSON object{wanted}."
+    )
+
+
+def read_fault(data):
+    """Return the Fault in the bytes of an error: JSON of any shape, HTML, text."""
+    text = data.decode("utf-8", "replace")
+    try:
+        return fault_of(json.loads(text))
+    except (ValueError, RecursionError):
+        named = re.search(r"(?is)<title>(.*?)</title>", text)
+        plain = named.group(1) if named else re.sub(r"<[^>]*>", " ", text[:4000])
+        return fault_of(plain)
+
+
+def fault_of(value):
+    """Return the Fault in a parsed error.
+
+    >>> fault_of({"error": {"message": "Too long", "code": 400}})
+    Fault(message='Too long', words='too long 400', status=400)
+    """
+    codes, status = [], 0
+    code_keys = ("code", "type", "param", "loc")
+    text_keys = ("error", "message", "detail", "msg", "error_msg", "errors")
+    while isinstance(value, (dict, list)) and value:
+        if isinstance(value, list):
+            value = value[0]
+            continue
+        codes += [str(value[key]) for key in code_keys if value.get(key)]
+        value = next((value[key] for key in text_keys if value.get(key)), "")
+    text = one_line(" ".join(str(value or "").split()), FAULT_CHARS_MAX)
+    for code in codes:
+        if re.fullmatch(r"[45]\d\d", code):
+            status = int(code)
+    return Fault(text, " ".join([text, *codes]).lower(), status)
+
+
+def history_problems(messages):
+    """Return what a strict server would refuse in a history; [] = nothing.
+
+    >>> history_problems([tool_message(Call("1", "note", {}), "kept")])
+    ['message 0: answers no open call']
+    """
+    problems, open_ids, seen = [], [], set()
+    for i, said in enumerate(messages):
+        role, calls = said.get("role"), said.get("tool_calls", [])
+        found = []
+        if role not in ("system", "user", "assistant", "tool"):
+            found.append(f"role {role!r}")
+        if role == "system" and i:
+            found.append("a system message that is not the first")
+        if not isinstance(said.get("content"), str):
+            found.append("content is no text")
+        elif SURROGATE.search(said["content"]):
+            found.append("half a character")
+        if open_ids and role != "tool":
+            found.append(f"comes before the answer to {open_ids[0]}")
+            open_ids = []
+        if role == "tool" and said.get("tool_call_id") not in open_ids:
+            found.append("answers no open call")
+        elif role == "tool":
+            open_ids.remove(said["tool_call_id"])
+        if "tool_calls" in said and (role != "assistant" or not calls):
+            found.append("calls that are none, or not the assistant's")
+        for call in calls:
+            found += _call_problems(call, seen)
+            open_ids.append(call.get("id"))
+        problems += [f"message {i}: {problem}" for problem in found]
+    if open_ids:
+        problems.append(f"the end: no answer to {open_ids[0]}")
+    return problems
+
+
+def _call_problems(call, seen):
+    """Return what is wrong with one call of a history; seen collects the ids."""
+    function, found = call.get("function", {}), []
+    if not call.get("id") or call["id"] in seen:
+        found.append("a call's id is missing or taken")
+    seen.add(call.get("id"))
+    if not TOOL_NAME.fullmatch(function.get("name", "")):
+        found.append("a call's name is no name")
+    try:
+        valid = isinstance(json.loads(function["arguments"]), dict)
+    except (KeyError, TypeError, ValueError):
+        valid = False
+    return found if valid else [*found, "a call's arguments are no JSON object"]
+
+
+def _wire_name(name):
+    """Return a name that servers accept in a history.
+
+    >>> _wire_name("functions.read file"), _wire_name("")
+    ('functions_read_file', 'unknown')
+    """
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64] or "unknown"
+
+# =============================================================================
+# 13. Stream -- server-sent events, and thoughts in the text, cut anywhere [pure]
+#    Uses: Settings
+# =============================================================================
+
+# bytes --> sse_events --> chunks --> Deltas --> TextDelta, ..., Turn.  Nothing waits
+# for more than it needs, no step looks twice at what it has seen, and an answer that is
+# not streamed takes the same way, as one event.
+
+NEWLINE = re.compile(rb"\r\n|\n|\r")
+THINK, THOUGHT = "<think>", "</think>"
+THINK_TAG = re.compile("</?think>")
+
+
+class TextDelta(NamedTuple):
+    """More of the answer's text."""
+
+    text: str
+
+
+class ReasoningDelta(NamedTuple):
+    """More of what a model thinks aloud; no part of the answer."""
+
+    text: str
+
+
+class TextReset(NamedTuple):
+    """All text so far was reasoning after all: take it back."""
+
+
+def sse_events(pieces):
+    """Yield (event, data) as text from the bytes of a stream, however they are cut.
+
+    A JSON body in place of a stream, in one or many lines, gives its data too.
+    >>> list(sse_events([b"data: 1\\r", b"\\ndata:2\\r\\n\\n: ping\\n\\ndata: 3"]))
+    [('', '1\\n2'), ('', '3')]
+    """
+    event, data, strange = "", [], []
+    for line in _lines(pieces):
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if not line:
+            if any(data):           # a ping has an event without data
+                yield event, "\n".join(data)
+            event, data = "", []
+        elif field == "data":
+            data.append(value)
+        elif field == "event":
+            event = value
+        elif field not in ("", "id", "retry"):
+            if not strange and line.startswith("{") and line.rstrip().endswith("}"):
+                yield "", line      # a line of JSON: NDJSON, or a whole body
+            else:
+                strange.append(line)
+    if any(data):                   # the last blank line may be missing
+        yield event, "\n".join(data)
+    if strange:
+        yield "", "\n".join(strange)
+
+
+def _lines(pieces):
+    """Yield the lines of a stream as text; LF, CR and CRLF end one."""
+    held, after_cr, first = [], False, True
+    for piece in pieces:
+        if after_cr and piece.startswith(b"\n"):
+            piece = piece[1:]
+            after_cr = False
+        if not piece:
+            continue
+        after_cr = piece.endswith(b"\r")
+        *ended, rest = NEWLINE.split(piece)
+        for part in ended:
+            line = b"".join((*held, part)).decode("utf-8", "replace")
+            yield line.lstrip("\ufeff") if first else line
+            held, first = [], False
+        held.append(rest)
+    last = b"".join(held).decode("utf-8", "replace")
+    if last:
+        yield last.lstrip("\ufeff") if first else last
+
+
+class ThinkTags:
+    """Parts thoughts between <think> tags from the answer, wherever deltas are cut.
+
+    A tag counts at the beginning of the answer only: an answer may speak of tags.  A
+    server whose template opens the tag itself sends only the end, on a line's start.
+    """
+
+    def __init__(self):
+        self.step, self.held = self._before, ""
+        self.thought = False        # a block of thoughts has ended
+        self.lone = True            # an end without a beginning may still come
+        self.line_start = True
+
+    def feed(self, text):
+        """Yield the events of more text."""
+        self.held += text
+        step = None
+        while self.held and step != self.step:
+            step = self.step
+            yield from step()
+
+    def close(self):
+        """Yield what was held back."""
+        text, self.held = self.held, ""
+        if text and self.step == self._inside:
+            yield ReasoningDelta(text)
+        elif text.strip() or (text and not self.thought):
+            yield TextDelta(text)
+
+    def _before(self):
+        bare = self.held.lstrip()
+        if bare.startswith(THINK):
+            self.held, self.step, self.lone = bare[len(THINK):], self._inside, False
+        elif not THINK.startswith(bare) or len(self.held) > BLANKS_HELD_MAX:
+            self.held = bare if self.thought else self.held
+            self.step = self._after
+        return ()
+
+    def _inside(self):
+        text, tag, rest = self.held.partition(THOUGHT)
+        if tag:
+            self.step, self.thought = self._before, True
+        else:
+            text, rest = _hold_back(text)
+        self.held = rest
+        return [ReasoningDelta(text)] if text else []
+
+    def _after(self):
+        tag = THINK_TAG.search(self.held) if self.lone else None
+        text, rest = self.held, ""
+        if tag:
+            text, rest = text[: tag.start()], text[tag.end() :]
+        elif self.lone:
+            text, rest = _hold_back(text)
+        line_start = text.endswith("\n") if text else self.line_start
+        if tag and tag.group() == THOUGHT and line_start:
+            self.held, self.step = rest, self._before
+            self.thought, self.lone = True, False
+            return [TextReset()]
+        if tag:                     # the answer speaks of tags
+            text, rest, self.lone = self.held, "", False
+        self.held, self.line_start = rest, line_start
+        return [TextDelta(text)] if text else []
+
+
+def _hold_back(text):
+    """Part a text before an end of it that may be the beginning of a tag.
+
+    >>> _hold_back("a < b </th"), _hold_back("a < b")
+    (('a < b ', '</th'), ('a < b', ''))
+    """
+    start = text.rfind("<", -len(THOUGHT))
+    end = text[start:] if start >= 0 else "no tag"
+    if THINK.startswith(end) or THOUGHT.startswith(end):
+        return text[:start], end
+    return text, ""
 
 
 # =============================================================================
-# 13. Permissions -- (rules, call) to allow, ask or deny [pure]
+# 14. Deltas -- what the chunks of one answer add up to [pure]
+#    Uses: Settings, Errors, Text, Protocol, Stream
+# =============================================================================
+
+# Servers differ here more than anywhere else.  Fragments of a call are told apart by
+# index or id, or by neither; ids and names come once, in pieces, or again and again.
+# Whatever cannot be read for certain becomes a sentence to the model, never a guess.
+
+
+class CallDelta(NamedTuple):
+    """A model begins a tool call."""
+
+    name: str
+
+
+class FaultError(LightragError):
+    """A server reports an error where an answer was expected."""
+
+    kind = "model"
+
+    def __init__(self, fault, status=0, headers=()):
+        super().__init__(fault.message or "an error without words")
+        self.fault, self.status, self.headers = fault, status or fault.status, headers
+
+
+class _OpenCall:
+    """A call whose fragments are still arriving."""
+
+    def __init__(self, index):
+        self.index, self.id, self.name, self.parts = index, "", "", []
+
+    def is_whole(self):
+        """Tell whether the arguments so far are complete."""
+        if not self.parts or not self.parts[-1].rstrip().endswith("}"):
+            return False
+        arguments, problem = parse_arguments("".join(self.parts))
+        return bool(arguments or not problem)
+
+
+class Deltas:
+    """What the chunks of one answer add up to; cost O(length) in all.
+
+    taken   ids of calls that the history holds already
+    tools   the tools of the request, to tell a model what a broken call should hold
+    """
+
+    def __init__(self, taken=(), tools=None):
+        self.taken, self.tools = set(taken), tools
+        self.text, self.reasoning, self.calls, self.legacy = [], [], [], None
+        self.by_index, self.by_id = {}, {}
+        self.finish, self.usage, self.whole, self.chunks = "", None, False, 0
+        self.thinking = ThinkTags()
+        self.half = ""      # of a character beyond the BMP, whose rest comes next
+
+    def add(self, chunk):
+        """Take in one chunk, or one whole answer; yield its events."""
+        self.chunks += 1
+        self._add_usage(chunk.get("usage"))
+        for choice in chunk.get("choices") or ():
+            if not isinstance(choice, dict) or choice.get("index") not in (None, 0):
+                continue
+            delta = choice.get("delta") or choice.get("message")
+            if isinstance(delta, dict):
+                yield from self._add_delta(delta)
+            self.finish = str(choice.get("finish_reason") or self.finish)
+            self.whole = self.whole or bool(choice.get("message"))
+
+    def _add_usage(self, usage):
+        if isinstance(usage, dict):
+            counts = [usage.get(k) for k in ("prompt_tokens", "completion_tokens")]
+            if any(isinstance(count, int) and count > 0 for count in counts):
+                self.usage = Usage(*(n if isinstance(n, int) else 0 for n in counts))
+
+    def _add_delta(self, delta):
+        for key in ("reasoning_content", "reasoning"):
+            thought = delta.get(key)
+            if isinstance(thought, str) and thought:
+                if key == "reasoning_content":
+                    self.reasoning.append(thought)
+                yield ReasoningDelta(whole_characters(thought))
+                break
+        for key in ("content", "refusal"):
+            for kind, text in _parts(delta.get(key)):
+                if kind == "thinking":
+                    yield ReasoningDelta(whole_characters(text))
+                else:
+                    yield from self._add_text(text)
+        fragments = delta.get("tool_calls")
+        for fragment in fragments if isinstance(fragments, list) else ():
+            if isinstance(fragment, dict):
+                yield from self._add_fragment(fragment)
+        if isinstance(delta.get("function_call"), dict):
+            self.legacy = self.legacy or _OpenCall(None)
+            yield from self._extend(self.legacy, delta["function_call"])
+
+    def _add_text(self, text):
+        text = self.half + text
+        end = -1 if "\ud800" <= text[-1:] <= "\udbff" else len(text)
+        text, self.half = whole_characters(text[:end]), text[end:]
+        yield from self._shown(self.thinking.feed(text))
+
+    def _shown(self, events):
+        for event in events:
+            if isinstance(event, TextDelta):
+                self.text.append(event.text)
+            elif isinstance(event, TextReset):
+                self.text.clear()
+            yield event
+
+    def _add_fragment(self, fragment):
+        function = fragment.get("function")
+        function = function if isinstance(function, dict) else {}
+        index, id_ = fragment.get("index"), fragment.get("id")
+        index = index if isinstance(index, int) else None
+        id_ = id_ if isinstance(id_, str) else ""
+        call = self._call_of(index, id_, function)
+        if call is None:
+            call = _OpenCall(index)
+            self.calls.append(call)
+        self.by_index[index] = call
+        if id_ and not call.id:
+            call.id = id_
+            self.by_id[id_] = call
+        yield from self._extend(call, function)
+
+    def _call_of(self, index, id_, function):
+        """Return the call that a fragment goes on with; None = a new one."""
+        name, more = function.get("name") or "", function.get("arguments")
+        known = self.by_id.get(id_) if id_ else None
+        if known and index in (None, known.index):
+            return known
+        last = self.by_index.get(index)
+        if index is None:
+            last = self.calls[-1] if self.calls else None
+        if last is None:
+            return None
+        if id_ and last.id and id_ != last.id:
+            return None if name or index is None else last
+        if not name or not last.name:
+            return last
+        if name != last.name and (index is None or last.parts):
+            return None
+        begins = isinstance(more, str) and more.lstrip().startswith("{")
+        return None if begins and last.is_whole() else last
+
+    def _extend(self, call, function):
+        name, more = function.get("name"), function.get("arguments")
+        if isinstance(name, str) and name and name != call.name:
+            if not call.name:
+                yield CallDelta(name)
+            if not call.parts:          # a name in pieces; some send the whole again
+                call.name += name
+        if isinstance(more, (dict, list)):
+            more = json.dumps(more)
+        if isinstance(more, str) and more:
+            call.parts.append(more)
+
+    def close(self):
+        """Yield what was held back for a tag that did not come."""
+        text, self.half = whole_characters(self.half), ""
+        yield from self._shown([*self.thinking.feed(text), *self.thinking.close()])
+
+    def turn(self, incomplete=""):
+        """Return the answer; calls of one that was cut are not there to be run."""
+        finish = FINISH_REASONS.get(self.finish.lower(), "stop")
+        if finish == "error":
+            incomplete = incomplete or "the model stopped with an error"
+        opened = self.calls or ([self.legacy] if self.legacy else [])
+        calls = ()
+        if not incomplete and finish != "content_filter":
+            calls = tuple(self._closed(call, finish == "length") for call in opened)
+        if finish not in ("length", "content_filter"):
+            finish = "tool_calls" if calls else "stop"
+        text, reasoning = "".join(self.text), whole_characters("".join(self.reasoning))
+        return Turn(text, calls, finish, self.usage, incomplete, reasoning)
+
+    def _closed(self, call, is_cut):
+        id_, number = call.id, 0
+        while not id_ or id_ in self.taken:
+            number += 1
+            id_ = f"{call.id or 'call'}_{number}"
+        self.taken.add(id_)
+        arguments, problem = parse_arguments("".join(call.parts))
+        if problem:
+            problem = argument_problem(call.name, problem, self.tools)
+        return Call(id_, call.name, arguments, CUT_CALL if is_cut else problem)
+
+
+def _parts(content):
+    """Yield (kind, text) of a content: a text, null, or a list of parts."""
+    if isinstance(content, str) and content:
+        yield "text", content
+    for part in content if isinstance(content, list) else ():
+        if isinstance(part, dict):
+            inner = part.get("thinking") or part.get("text")
+            for _, text in _parts(inner):
+                yield part.get("type", "text"), text
+
+
+def read_answer(pieces, deltas):
+    """Yield the events of one answer as its bytes arrive; the last is a Turn.
+
+    An answer that ends too early, breaks or carries an error gives an incomplete Turn
+    once something was shown; before that it raises, so that it may be tried again.
+
+    Raises   LostError, NetworkError of pieces, FaultError
+    """
+    shown, done, why = False, False, None
+    try:
+        for event, data in sse_events(pieces):
+            if data.startswith("[DONE]"):
+                done = True
+                break
+            for item in deltas.add(_chunk_of(event, data)):
+                shown = True
+                yield item
+    except (NetworkError, FaultError) as error:
+        if not deltas.finish or isinstance(error, FaultError):
+            why = error
+    if why is None and not deltas.chunks:
+        why = LostError("the answer is empty; the question may be too long")
+    elif why is None and not (done or deltas.finish or deltas.whole):
+        why = LostError("the answer was cut off")
+    for item in deltas.close():
+        shown = True
+        yield item
+    if why is not None and not shown:
+        raise why
+    yield deltas.turn(str(why or ""))
+
+
+def _chunk_of(event, data):
+    """Parse the data of one event; raise what it reports."""
+    try:
+        chunk = json.loads(data)
+    except (ValueError, RecursionError):
+        chunk = data
+    if event == "error":
+        raise FaultError(fault_of(chunk))
+    if not isinstance(chunk, dict):
+        raise LostError(f"the answer is damaged: {one_line(data, FAULT_CHARS_MAX)}")
+    if chunk.get("error") or ("choices" not in chunk and fault_of(chunk).message):
+        raise FaultError(fault_of(chunk))
+    return chunk
+
+
+# =============================================================================
+# 15. Permissions -- (rules, call) to allow, ask or deny [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -2381,7 +3065,7 @@ def with_rule(config, project, rule):
 
 
 # =============================================================================
-# 14. Paths -- ignore rules, secret names, confinement below a root [pure]
+# 16. Paths -- ignore rules, secret names, confinement below a root [pure]
 #    Uses: Settings, Errors
 # =============================================================================
 
@@ -2629,7 +3313,7 @@ def _names(path, flavour):
 
 
 # =============================================================================
-# 15. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
+# 17. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
 #    Uses: Settings, Errors
 # =============================================================================
 
@@ -2736,7 +3420,7 @@ def basic_login(login):
 
 
 # =============================================================================
-# 16. Files -- reading, atomic writes and locks
+# 18. Files -- reading, atomic writes and locks
 #    Uses: Settings, Errors
 # =============================================================================
 
@@ -3038,7 +3722,7 @@ def make_home(home):
 
 
 # =============================================================================
-# 17. Folders -- walking, the home of a knowledge base, configuration
+# 19. Folders -- walking, the home of a knowledge base, configuration
 #    Uses: Settings, Errors, Text, Paths, Files
 # =============================================================================
 
@@ -3341,7 +4025,7 @@ def change_config(environ, change):
 
 
 # =============================================================================
-# 18. Network -- how this machine reaches others: proxies and certificates
+# 20. Network -- how this machine reaches others: proxies and certificates
 #    Uses: Settings, Errors, Addresses
 # =============================================================================
 
@@ -3446,7 +4130,7 @@ def tls_context(network):
 
 
 # =============================================================================
-# 19. Http -- the only section that opens connections
+# 21. Http -- the only section that opens connections
 #    Uses: Settings, Errors, Addresses, Network
 # =============================================================================
 
@@ -3765,7 +4449,7 @@ def _network_error(error, url, limits, variable):
 
 
 # =============================================================================
-# 20. Pages -- one web page, its redirects checked at every step
+# 22. Pages -- one web page, its redirects checked at every step
 #    Uses: Settings, Errors, Addresses, Network, Http
 # =============================================================================
 
@@ -3864,7 +4548,7 @@ def _page(reply):
 
 
 # =============================================================================
-# 21. Sources -- path, folder, glob, URL or standard input to raw documents
+# 23. Sources -- path, folder, glob, URL or standard input to raw documents
 #    Uses: nothing
 # =============================================================================
 
@@ -3925,7 +4609,7 @@ def read_source(candidate, approve, stdin):
 
 
 # =============================================================================
-# 22. Knowledge -- the documents and their index
+# 24. Knowledge -- the documents and their index
 #    Uses: Settings, Errors, Chunks, Ranking, Documents, Files, Sources
 # =============================================================================
 
@@ -4238,7 +4922,7 @@ def root_of(home):
 
 
 # =============================================================================
-# 23. Ingest -- plan, ask, add, sync and remove
+# 25. Ingest -- plan, ask, add, sync and remove
 #    Uses: Errors, Text, Chunks, Documents, Files, Sources, Knowledge, Settings
 # =============================================================================
 
@@ -4448,31 +5132,31 @@ def missing_anchor(knowledge, source):
 
 
 # =============================================================================
-# 24. Memory -- long-term facts and the working memory
+# 26. Memory -- long-term facts and the working memory
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 25. Model -- chat completions over Http and Protocol
+# 27. Model -- chat completions over Http and Protocol
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 26. Tools -- a table of what the agent can do
+# 28. Tools -- a table of what the agent can do
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 27. Agent -- the loop; yields events, never prints
+# 29. Agent -- the loop; yields events, never prints
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 28. Console -- printing, asking and progress under any encoding
+# 30. Console -- printing, asking and progress under any encoding
 #    Uses: Settings, Text
 # =============================================================================
 
@@ -4684,7 +5368,7 @@ def fit(text, columns):
 
 
 # =============================================================================
-# 29. Consent -- ask once, and remember what the user wants remembered
+# 31. Consent -- ask once, and remember what the user wants remembered
 #    Uses: Settings, Text, Permissions, Folders
 # =============================================================================
 
@@ -4799,7 +5483,7 @@ class Consent:
 
 
 # =============================================================================
-# 30. Arguments -- the words of a command line to a command and its options [pure]
+# 32. Arguments -- the words of a command line to a command and its options [pure]
 #    Uses: Errors, Text
 # =============================================================================
 
@@ -4964,7 +5648,7 @@ def _option_rows(options):
 
 
 # =============================================================================
-# 31. Intake -- the commands that add, sync and remove
+# 33. Intake -- the commands that add, sync and remove
 #    Uses: Errors, Text, Folders, Sources, Knowledge, Ingest, Consent, Arguments
 # =============================================================================
 
@@ -5141,7 +5825,7 @@ def report_json(report):
 
 
 # =============================================================================
-# 32. Asking -- the commands that list, show, search and ask
+# 34. Asking -- the commands that list, show, search and ask
 #    Uses: Settings, Errors, Text, Answers, Intake
 # =============================================================================
 
@@ -5382,7 +6066,7 @@ class Talk:
 
 
 # =============================================================================
-# 33. Prompt -- the interactive prompt
+# 35. Prompt -- the interactive prompt
 #    Uses: Settings, Errors, Text, Console, Arguments
 # =============================================================================
 
@@ -5592,7 +6276,7 @@ def mend(line, encoding):
 
 
 # =============================================================================
-# 34. Command line -- the table of commands, and main
+# 36. Command line -- the table of commands, and main
 #    Uses: Settings, Errors, Chunks, Folders, Console, Arguments, Intake, Asking, Prompt
 # =============================================================================
 

@@ -1207,12 +1207,442 @@ class Test11Answers(unittest.TestCase):
 # 12. Protocol
 # =============================================================================
 
+class Test12Protocol(unittest.TestCase):
+
+    def test_TC_1_arguments(self):
+        for raw, wanted in (
+            ("", {}), (None, {}), (" ", {}), ("{}", {}), ("null", {}), ('""', {}),
+            ('{"q": "x"}', {"q": "x"}), ('"{\\"q\\":\\"x\\"}"', {"q": "x"}),
+            ({"q": 1}, {"q": 1}), ('{\n  "q": [1, 2]\n}', {"q": [1, 2]}),
+            ('{"q": "\\ud83c\\udf78 \\udcb0"}', {"q": "\U0001f378 \ufffd"}),
+        ):
+            with self.subTest(raw=raw):
+                self.assertEqual(lr.parse_arguments(raw), (wanted, ""))
+
+    def test_TC_2_what_is_never_guessed(self):
+        for raw in ('{"path": "a", "text": "He said "hi""}', '{"a":1,}', "{'a':1}", "[1]",
+                    '{"a": 1}{"a": 2}', '{"a": "x', "5", "true", '{"a": NaN}', "[" * 100_000,
+                    '{"a": "1\n2"}', '```json\n{"a": 1}\n```', [1], '{"n": %s}' % ("9" * 5000)):
+            with self.subTest(raw=str(raw)[:40]):
+                arguments, problem = lr.parse_arguments(raw)
+                self.assertEqual(arguments, {})
+                if sys.version_info >= (3, 11) or "999" not in str(raw):
+                    self.assertTrue(problem)
+
+    def test_TC_2_the_model_is_told_what_is_expected(self):
+        tool = lr.tool_schema("note", "x", {"text": {"type": "string"}, "k": {}}, ["text"])
+        self.assertEqual(
+            lr.argument_problem("note", "Extra data", [tool]),
+            "Not run: the arguments of note cannot be read (Extra data). Call note again"
+            " with one JSON object with text (string), k (any, optional).",
+        )
+        self.assertIn("one JSON object.", lr.argument_problem("add", "cut", [tool]))
+
+    def test_a_history_of_turns_is_valid(self):
+        calls = (lr.Call("a", "rag search", {"q": "\u4f60"}), lr.Call("b", "", {}, "broken"))
+        history = [
+            lr.text_message("system", "s"), lr.text_message("user", "half \udcb0"),
+            lr.assistant_message(lr.Turn("", calls, reasoning="weigh")),
+            lr.tool_message(calls[0], "x"), lr.tool_message(calls[1], "y"),
+            lr.assistant_message(lr.Turn("done", reasoning="weigh")),
+        ]
+        self.assertEqual(lr.history_problems(history), [])
+        self.assertEqual(history[2]["reasoning_content"], "weigh")
+        self.assertNotIn("reasoning_content", history[5])
+        self.assertEqual(lr.call_ids(history), ["a", "b"])
+        json.dumps(history).encode("ascii")
+
+    def test_what_a_strict_server_refuses(self):
+        call = lr.Call("a", "note", {})
+        asked = lr.assistant_message(lr.Turn("", (call,)))
+        said, answer = lr.text_message("user", "x"), lr.tool_message(call, "y")
+        broken = json.loads(json.dumps(asked))
+        broken["tool_calls"][0]["function"]["arguments"] = '{"a":'
+        for history in (
+            [asked], [asked, said], [answer], [asked, answer, answer], [said, {**said, "role": "x"}],
+            [asked, answer, asked, answer], [{**said, "content": None}], [broken, answer],
+            [said, lr.text_message("system", "s")], [{**said, "tool_calls": []}],
+            [{**said, "content": "\udcb0"}], [asked, said, answer],
+        ):
+            with self.subTest(history):
+                self.assertNotEqual(lr.history_problems(history), [])
+        self.assertEqual(lr.history_problems([said, asked, answer]), [])
+
+    def test_requests(self):
+        history = [{"role": "assistant", "content": "", "reasoning_content": "r"}]
+        tools = [lr.tool_schema("note", "x", {})]
+        plain = lr.chat_request("m", history, tools, extras=False, options={"top_p": 1})
+        self.assertEqual(plain, {
+            "model": "m", "messages": [{"role": "assistant", "content": ""}], "stream": True,
+            "tools": tools, "tool_choice": "auto",
+        })
+        full = lr.chat_request("m", history, options={"temperature": 0})
+        self.assertEqual(full, {
+            "model": "m", "messages": history, "stream": True, "temperature": 0,
+            "stream_options": {"include_usage": True},
+        })
+
+    def test_faults_of_every_shape(self):
+        for body, text, status, word in (
+            (b'{"error": {"message": "No", "type": "t", "code": "insufficient_quota"}}', "No", 0,
+             "insufficient_quota"),
+            (b'{"error": "No"}', "No", 0, "no"), (b'{"detail": "No"}', "No", 0, "no"),
+            (b'{"message": "No", "code": "429"}', "No", 429, "429"), (b'"No"', "No", 0, "no"),
+            (b'{"detail": [{"loc": ["body", "stream_options"], "msg": "No"}]}', "No", 0,
+             "stream_options"),
+            (b'[{"error": {"message": "No", "code": 503}}]', "No", 503, "503"),
+            (b"<html><title>502\n Bad</title><p>x</html>", "502 Bad", 0, "bad"),
+            (b"<p>No <b>way</b></p>", "No way", 0, "way"), (b"", "", 0, ""), (b"[]", "", 0, ""),
+            (b"null", "", 0, ""), (b"{}", "", 0, ""), (b"\xff\x1b[2J", None, 0, ""),
+            (b"[" * 9999, None, 0, ""), (b"No " * 999, None, 0, "no"),
+        ):
+            with self.subTest(body[:40]):
+                fault = lr.read_fault(body)
+                if text is not None:
+                    self.assertEqual(fault.message, text)
+                self.assertEqual(fault.status, status)
+                self.assertIn(word, fault.words)
+                self.assertLessEqual(len(fault.message), 300)
+                self.assertNotIn("\x1b", fault.message)
+
 
 # =============================================================================
-# 13. Permissions
+# 13. Stream
 # =============================================================================
 
-class Test13Permissions(unittest.TestCase):
+class Test13Stream(unittest.TestCase):
+
+    def test_lines_end_in_three_ways_and_anywhere(self):
+        stream = ("\ufeff: ping\r\ndata: a\u2028\u0085b\r\rdata:\u4f60\n\ndata: x\r\n"
+                  "data:  y\r\n\r\n").encode()
+        wanted = [("", "a\u2028\u0085b"), ("", "\u4f60"), ("", "x\n y")]
+        for size in range(1, len(stream) + 1):
+            pieces = [stream[i : i + size] for i in range(0, len(stream), size)]
+            self.assertEqual(list(lr.sse_events(pieces)), wanted)
+
+    def test_SSE_2_legal_but_unusual_lines(self):
+        for stream, wanted in (
+            (b": ping\n:\nid: 1\nretry: 5\n\n", []), (b"event: ping\n\ndata:\n\n", []),
+            (b"event: error\ndata: x\n\ndata: y\n\n", [("error", "x"), ("", "y")]),
+            (b"data: last", [("", "last")]), (b"\n\n\n", []), (b"", []),
+            (b'{"a": 1}\n{"b": 2}\n', [("", '{"a": 1}'), ("", '{"b": 2}')]),
+            (b'{\n "a": {}\n}', [("", '{\n "a": {}\n}')]),
+            (b"<html>\n<p>", [("", "<html>\n<p>")]), (b"data: \xff\n\n", [("", "\ufffd")]),
+        ):
+            with self.subTest(stream):
+                self.assertEqual(list(lr.sse_events([stream])), wanted)
+
+    def test_an_event_is_given_out_when_its_blank_line_comes(self):
+        came = []
+
+        def pieces():
+            yield b"data: 1\n"
+            self.assertEqual(came, [])
+            yield b"\n"
+            self.assertEqual(came, ["1"])
+            yield b"data: 2\r\r"
+            self.assertEqual(came, ["1", "2"])
+
+        for _, data in lr.sse_events(pieces()):
+            came.append(data)
+
+    def thoughts(self, *pieces):
+        tags, text, thought = lr.ThinkTags(), "", ""
+        events = [event for piece in pieces for event in tags.feed(piece)]
+        for event in [*events, *tags.close()]:
+            if isinstance(event, lr.TextDelta):
+                text += event.text
+            elif isinstance(event, lr.ReasoningDelta):
+                thought += event.text
+            else:
+                text = ""
+        return text, thought
+
+    def test_SSE_5_thoughts_cut_anywhere(self):
+        for whole in ("<think>weigh it</think>Answer.", "\n<think>weigh it</think>\n\nAnswer.",
+                      "<think>weigh</think> \n<think> it</think>Answer."):
+            for i in range(len(whole) + 1):
+                self.assertEqual(self.thoughts(whole[:i], whole[i:]), ("Answer.", "weigh it"))
+            self.assertEqual(self.thoughts(*whole), ("Answer.", "weigh it"))
+
+    def test_what_is_no_thought_stays(self):
+        for text in ("The <think> tag", "Say `</think>` to end", "  indented", "a <", "<thin", "<",
+                     "x</think>y</think>z", "the <think>\n</think> pair", "", "\n"):
+            for pieces in ([text], list(text)):
+                with self.subTest(pieces):
+                    self.assertEqual(self.thoughts(*pieces), (text, ""))
+
+    def test_a_lone_end_takes_back_what_was_said(self):
+        for pieces in (["weigh\n</think>\nAnswer."], list("weigh\n</think>\nAnswer."),
+                       ["</think>Answer."]):
+            self.assertEqual(self.thoughts(*pieces)[0], "Answer.")
+
+    def test_where_a_text_is_cut_makes_no_difference(self):
+        chance = random.Random(1)
+        pieces = ["<think>", "</think>", "\n", "a", " ", "<", "</th"]
+        for _ in range(2000):
+            whole = "".join(chance.choices(pieces, k=chance.randint(0, 9)))
+            self.assertEqual(self.thoughts(*whole), self.thoughts(whole), whole)
+
+    def test_a_thought_that_never_ends_is_no_answer(self):
+        self.assertEqual(self.thoughts("<think>on and on</thi"), ("", "on and on</thi"))
+
+    def test_work_does_not_grow_with_the_length(self):
+        for text in ("x" * 200_000, "<think>" + "x" * 200_000, " " * 200_000, "<" * 200_000):
+            started = time.perf_counter()
+            self.thoughts(*text)
+            self.assertLess(time.perf_counter() - started, 3)
+
+
+# =============================================================================
+# 14. Deltas
+# =============================================================================
+
+def sse(*chunks, end=b"data: [DONE]\n\n"):
+    """The bytes of a stream; a chunk is a dict, or bytes to be sent as they are."""
+    events = [c if isinstance(c, bytes) else b"data: %s\n\n" % json.dumps(c).encode()
+              for c in chunks]
+    return b"".join(events) + end
+
+
+def delta(finish=None, **fields):
+    """A chunk with one delta."""
+    return {"choices": [{"index": 0, "delta": fields, "finish_reason": finish}]}
+
+
+def fragment(index=None, id_=None, name=None, arguments=None):
+    """A chunk with one fragment of a call; what is None is not there."""
+    function = {"name": name, "arguments": arguments}
+    call = {"index": index, "id": id_, "function": function}
+    function.update(arguments=arguments)
+    clean = {k: v for k, v in call.items() if v is not None}
+    clean["function"] = {k: v for k, v in function.items() if v is not None}
+    return clean
+
+
+class Test14Deltas(unittest.TestCase):
+
+    def turn(self, stream, **options):
+        """The last event of a stream, given whole; the text events must add up to it."""
+        *events, turn = lr.read_answer(iter([stream]), lr.Deltas(**options))
+        text = ""
+        for event in events:
+            text = "" if isinstance(event, lr.TextReset) else text
+            text += event.text if isinstance(event, lr.TextDelta) else ""
+        self.assertEqual(text, turn.text)
+        return turn
+
+    def calls(self, *fragments, **options):
+        """(id, name, arguments) of the calls that chunks of fragments add up to."""
+        chunks = [delta(tool_calls=f if isinstance(f, list) else [f]) for f in fragments]
+        turn = self.turn(sse(*chunks, delta("tool_calls")), **options)
+        return [(call.id, call.name, call.arguments) for call in turn.calls]
+
+    def test_SSE_1_characters_cut_at_every_byte(self):
+        stream = sse(delta(content="修复🌟é"), delta("stop"))
+        raw = stream.replace(json.dumps("修复🌟é").encode(), '"修复🌟é"'.encode())
+        for data in (stream, raw):
+            for i in range(len(data)):
+                *_, turn = lr.read_answer(iter([data[:i], data[i:]]), lr.Deltas())
+                self.assertEqual(turn.text, "修复🌟é")
+            pieces = (data[i : i + 1] for i in range(len(data)))
+            self.assertEqual(list(lr.read_answer(pieces, lr.Deltas()))[-1].text, "修复🌟é")
+
+    def test_a_pair_of_surrogates_in_two_deltas(self):
+        turn = self.turn(sse(delta(content="a\ud83c"), delta(content="\udf78"), delta("stop")))
+        self.assertEqual(turn.text, "a\U0001f378")
+        self.assertEqual(self.turn(sse(delta("stop", content="a\ud83c"))).text, "a\ufffd")
+
+    def test_SSE_2_unusual_chunks(self):
+        turn = self.turn(sse(
+            {"choices": [], "prompt_filter_results": []}, {"choices": None},
+            {"choices": [{"index": 0, "delta": None}]}, delta(role="assistant", content=None),
+            {"choices": [{"delta": {"content": "a"}}, {"index": 1, "delta": {"content": "NO"}}]},
+            delta(content=[{"type": "text", "text": "b"}]), delta(content=""), {}, {"error": None},
+            {"type": "ping"}, {"choices": ["x", 1, None]}, b": ping\n\n", delta(content="c"),
+            {"choices": [{"finish_reason": "stop"}], "usage": None},
+            {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}},
+        ))
+        self.assertEqual(turn, lr.Turn("abc", usage=lr.Usage(7, 2)))
+
+    def test_SSE_3_ends(self):
+        text, stop = delta(content="Hello"), delta("stop")
+        half = b'data: {"choices": [{"delta": {"content": "lo'
+        for stream, incomplete in (
+            (sse(text, end=b""), "cut off"), (sse(text, stop, end=b""), ""),
+            (sse(text), ""), (sse(text, half, end=b""), "damaged"),
+            (sse(text, {"error": {"message": "Overloaded"}}, stop), "Overloaded"),
+            (sse(text, {"error": "Overloaded"}), "Overloaded"),
+            (sse(text, b"event: error\ndata: Overloaded\n\n"), "Overloaded"),
+            (sse(text, {"object": "error", "message": "Overloaded"}), "Overloaded"),
+            (sse(text, b"data: {broken\n\n", stop), "damaged"),
+            (sse(text, delta("error")), "error"),
+            (sse(text, end=b"data: [DONE]\n\ndata: {broken\n\n"), ""),
+        ):
+            with self.subTest(stream):
+                turn = self.turn(stream)
+                self.assertEqual(turn.text, "Hello")
+                self.assertIn(incomplete, turn.incomplete)
+                self.assertEqual(bool(incomplete), bool(turn.incomplete))
+
+    def test_before_anything_was_shown_a_fault_is_raised(self):
+        role = delta(role="assistant")
+        for stream, kind in (
+            (b"", lr.LostError), (sse(), lr.LostError), (sse(role, end=b""), lr.LostError),
+            (b"<html>busy</html>", lr.LostError), (sse(b"data: {broken\n\n"), lr.LostError),
+            (sse({"error": "x"}), lr.FaultError), (b'{"error": {"code": 429}}', lr.FaultError),
+            (b'{"detail": "x"}', lr.FaultError), (b"[]", lr.LostError),
+        ):
+            with self.subTest(stream), self.assertRaises(kind):
+                self.turn(stream)
+
+    def test_an_answer_that_is_not_streamed(self):
+        said = {"role": "assistant", "content": "Hi", "tool_calls": None}
+        body = {"choices": [{"index": 0, "message": said, "finish_reason": "stop"}],
+                "usage": {"prompt_tokens": 3, "completion_tokens": 1}}
+        for data in (json.dumps(body), json.dumps(body, indent=2), json.dumps(body) + "\n"):
+            self.assertEqual(self.turn(data.encode()), lr.Turn("Hi", usage=lr.Usage(3, 1)))
+        del body["choices"][0]["finish_reason"]
+        self.assertEqual(self.turn(json.dumps(body).encode()).incomplete, "")
+
+    def test_json_lines_in_place_of_a_stream(self):
+        chunks = [delta(content="a"), delta(content="b"), delta("stop")]
+        lines = "".join(json.dumps(chunk) + "\n" for chunk in chunks).encode()
+        self.assertEqual(self.turn(lines).text, "ab")
+
+    def test_SSE_4_a_cut_stream_runs_no_call(self):
+        whole = delta(tool_calls=[fragment(0, "a", "note", "{}")])
+        turn = self.turn(sse(delta(content="x"), whole, end=b""))
+        self.assertEqual((turn.calls, bool(turn.incomplete)), ((), True))
+
+    def test_calls_in_fragments(self):
+        self.assertEqual(self.calls(
+            fragment(0, "a", "note", ""), fragment(0, None, None, '{"t"'),
+            fragment(0, "", "", ':1}'), fragment(1, "b", "rag_search", '{"q":'),
+            fragment(0, None, None, " "), fragment(1, None, None, '"x"}'),
+        ), [("a", "note", {"t": 1}), ("b", "rag_search", {"q": "x"})])
+
+    def test_TC_1_empty_arguments_streamed_or_not(self):
+        for arguments in ("", None, " ", "{}", "null"):
+            call = {"id": "a", "type": "function",
+                    "function": {"name": "note", "arguments": arguments}}
+            said = {"content": None, "tool_calls": [call]}
+            body = {"choices": [{"message": said, "finish_reason": "tool_calls"}]}
+            for stream in (json.dumps(body).encode(), sse(delta(**said), delta("tool_calls"))):
+                self.assertEqual(self.turn(stream).calls, (lr.Call("a", "note", {}),))
+
+    def test_TC_2_broken_arguments_give_a_problem(self):
+        tools = [lr.tool_schema("note", "x", {"text": {"type": "string"}}, ["text"])]
+        for arguments in ('{"a":1,}', "{'a':1}", '{"a'):
+            stream = sse(delta(tool_calls=[fragment(0, "a", "note", arguments)]), delta("stop"))
+            call = self.turn(stream, tools=tools).calls[0]
+            self.assertEqual(call.arguments, {})
+            self.assertIn("text (string)", call.problem)
+
+    def test_TC_3_calls_stay_apart(self):
+        one, two = ("a", "note", {"n": 1}), ("b", "note", {"n": 2})
+        first, second = '{"n": 1}', '{"n": 2}'
+        for name, fragments in (
+            ("whole, one index", [fragment(0, "a", "note", first), fragment(0, "b", "note", second)]),
+            ("one chunk", [[fragment(None, "a", "note", first), fragment(None, "b", "note", second)]]),
+            ("one without index", [fragment(0, "a", "note", first),
+                                   fragment(None, "b", "note", second)]),
+            ("index from 1", [fragment(1, "a", "note", first), fragment(2, "b", "note", second)]),
+            ("gaps", [fragment(3, "a", "note", first), fragment(9, "b", "note", second)]),
+            ("cut, one index", [fragment(0, "a", "note", '{"n"'), fragment(0, None, None, ": 1}"),
+                                fragment(0, "b", "note", '{"n"'), fragment(0, None, None, ": 2}")]),
+            ("by id", [fragment(None, "a", "note", '{"n"'), fragment(None, "b", "note", '{"n"'),
+                       fragment(None, "a", None, ": 1}"), fragment(None, "b", None, ": 2}")]),
+            ("repeated", [fragment(0, "a", "note", '{"n"'), fragment(0, "a", "note", ": 1}"),
+                          fragment(1, "b", "note", '{"n"'), fragment(1, "b", "note", ": 2}")]),
+            ("name in pieces", [fragment(0, "a", "no", ""), fragment(0, None, "te", first),
+                                fragment(1, "b", "note", second)]),
+        ):
+            with self.subTest(name):
+                self.assertEqual(self.calls(*fragments), [one, two])
+
+    def test_TC_3_missing_and_double_ids(self):
+        first, second = '{"n": 1}', '{"n": 2}'
+        for name, fragments in (
+            ("no id", [fragment(0, None, "note", first), fragment(1, None, "note", second)]),
+            ("no id, no index", [[fragment(None, None, "note", first),
+                                  fragment(None, None, "note", second)]]),
+            ("no id, one index", [fragment(0, None, "note", first),
+                                  fragment(0, None, "note", second)]),
+            ("same id", [fragment(0, "a", "note", first), fragment(1, "a", "note", second)]),
+            ("repeated, no id", [fragment(0, None, "note", '{"n"'), fragment(0, None, "note", ": 1}"),
+                                 fragment(0, None, "note", second)]),
+        ):
+            with self.subTest(name):
+                calls = self.calls(*fragments, taken=["call_1", "a"])
+                self.assertEqual([call[2] for call in calls], [{"n": 1}, {"n": 2}])
+                ids = {call[0] for call in calls}
+                self.assertEqual(len(ids - {"", "call_1", "a", None}), 2)
+
+    def test_arguments_as_an_object(self):
+        self.assertEqual(self.calls(fragment(0, "a", "note", {"n": 1})), [("a", "note", {"n": 1})])
+
+    def test_a_legacy_call_counts_when_alone(self):
+        pieces = [delta(function_call={"name": "note", "arguments": '{"n"'}),
+                  delta(function_call={"arguments": ": 1}"})]
+        turn = self.turn(sse(*pieces, delta("function_call")))
+        self.assertEqual(turn.calls, (lr.Call("call_1", "note", {"n": 1}),))
+        self.assertEqual(turn.finish, "tool_calls")
+        twin = delta(function_call={"name": "note", "arguments": "{}"},
+                     tool_calls=[fragment(0, "a", "note", "{}")])
+        self.assertEqual(len(self.turn(sse(twin, delta("tool_calls"))).calls), 1)
+
+    def test_TC_5_length_runs_no_call(self):
+        call = delta(tool_calls=[fragment(0, "a", "note", '{"text": "on and')])
+        for finish in ("length", "MAX_TOKENS"):
+            turn = self.turn(sse(call, delta(finish)))
+            self.assertEqual((turn.finish, turn.calls[0].arguments), ("length", {}))
+            self.assertIn("shorter", turn.calls[0].problem)
+        self.assertEqual(self.turn(sse(delta("length", content="on and"))).finish, "length")
+
+    def test_finish_reasons(self):
+        call = delta(tool_calls=[fragment(0, "a", "note", "{}")])
+        for reason, chunks, finish in (
+            ("stop", [call], "tool_calls"), ("tool_calls", [delta(content="x")], "stop"),
+            ("eos_token", [], "stop"), ("end_turn", [], "stop"), ("STOP", [], "stop"),
+            ("content_filter", [call], "content_filter"), ("SAFETY", [], "content_filter"),
+            ("anything", [], "stop"),
+        ):
+            with self.subTest(reason):
+                turn = self.turn(sse(*chunks, delta(reason)))
+                self.assertEqual((turn.finish, turn.incomplete), (finish, ""))
+                self.assertEqual(bool(turn.calls), finish == "tool_calls")
+
+    def test_SSE_6_reasoning_stays_out_of_the_answer(self):
+        call = delta(tool_calls=[fragment(0, "a", "note", "{}")])
+        stream = sse(delta(reasoning_content="wei"), delta(reasoning_content="gh", content=None),
+                     call, delta("tool_calls"))
+        turn = self.turn(stream)
+        self.assertEqual((turn.text, turn.reasoning), ("", "weigh"))
+        self.assertEqual(lr.assistant_message(turn)["reasoning_content"], "weigh")
+        turn = self.turn(sse(delta(reasoning="weigh", content="x"), delta("stop")))
+        self.assertEqual((turn.text, turn.reasoning), ("x", ""))
+        parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "weigh"}]},
+                 {"type": "text", "text": "x"}]
+        self.assertEqual(self.turn(sse(delta("stop", content=parts))).text, "x")
+
+    def test_a_long_answer_is_linear(self):
+        started = time.perf_counter()
+        calls = (delta(tool_calls=[fragment(0, "a", "note", "x")]) for _ in range(20_000))
+        turn = self.turn(sse(*(delta(content="word ") for _ in range(20_000)), *calls))
+        self.assertEqual(len(turn.text), 100_000)
+        line = b"data: %s\n\n" % json.dumps(delta(content="x" * 1_500_000)).encode()
+        pieces = (line[i : i + 1000] for i in range(0, len(line), 1000))
+        *_, turn = lr.read_answer(iter([*pieces, sse()]), lr.Deltas())
+        self.assertEqual(len(turn.text), 1_500_000)
+        self.assertLess(time.perf_counter() - started, 4)
+
+
+# =============================================================================
+# 15. Permissions
+# =============================================================================
+
+class Test15Permissions(unittest.TestCase):
     """Rules, patterns and the verdict."""
 
     def test_rules_are_read_and_written_alike(self):
@@ -1274,10 +1704,10 @@ class Test13Permissions(unittest.TestCase):
 
 
 # =============================================================================
-# 14. Paths
+# 16. Paths
 # =============================================================================
 
-class Test14Paths(unittest.TestCase):
+class Test16Paths(unittest.TestCase):
     """Ignore rules, secret names and confinement, judged by letters alone."""
 
     # rule, path, is it a folder, does the rule match; after gitignore(5)
@@ -1451,10 +1881,10 @@ class Test14Paths(unittest.TestCase):
 
 
 # =============================================================================
-# 15. Addresses
+# 17. Addresses
 # =============================================================================
 
-class Test15Addresses(unittest.TestCase):
+class Test17Addresses(unittest.TestCase):
 
     def test_shown_addresses_hold_no_secret(self):
         for url, shown in (
@@ -1502,10 +1932,10 @@ class Test15Addresses(unittest.TestCase):
 
 
 # =============================================================================
-# 16. Files
+# 18. Files
 # =============================================================================
 
-class Test16Files(unittest.TestCase):
+class Test18Files(unittest.TestCase):
     """Reading, atomic writes and locks, on a real disk."""
 
     def setUp(self):
@@ -1743,10 +2173,10 @@ class Test16Files(unittest.TestCase):
 
 
 # =============================================================================
-# 17. Folders
+# 19. Folders
 # =============================================================================
 
-class Test17Folders(unittest.TestCase):
+class Test19Folders(unittest.TestCase):
     """Walking, the home of a knowledge base, configuration."""
 
     def setUp(self):
@@ -2027,10 +2457,10 @@ class Test17Folders(unittest.TestCase):
 
 
 # =============================================================================
-# 18. Network
+# 20. Network
 # =============================================================================
 
-class Test18Network(unittest.TestCase):
+class Test20Network(unittest.TestCase):
 
     def proxy(self, url, **environ):
         return lr.proxy_for(url, lr.read_network(environ))
@@ -2079,7 +2509,7 @@ class Test18Network(unittest.TestCase):
 
 
 # =============================================================================
-# 19. Http
+# 21. Http
 # =============================================================================
 
 class ScriptedServer:
@@ -2272,16 +2702,16 @@ class HttpCases(OnBothTransports):
         self.assertIn("TLS", str(caught.exception))
 
 
-class Test19HttpUrllib(HttpCases, unittest.TestCase):
+class Test21HttpUrllib(HttpCases, unittest.TestCase):
     transport = "urllib"
 
 
-class Test19HttpRequests(HttpCases, unittest.TestCase):
+class Test21HttpRequests(HttpCases, unittest.TestCase):
     transport = "requests"
 
 
 # =============================================================================
-# 20. Pages
+# 22. Pages
 # =============================================================================
 
 class PageCases(OnBothTransports):
@@ -2475,51 +2905,51 @@ class PageCases(OnBothTransports):
             self.assertEqual(self.fetch(server.url).data, b"x")
 
 
-class Test20PagesUrllib(PageCases, unittest.TestCase):
+class Test22PagesUrllib(PageCases, unittest.TestCase):
     transport = "urllib"
 
 
-class Test20PagesRequests(PageCases, unittest.TestCase):
+class Test22PagesRequests(PageCases, unittest.TestCase):
     transport = "requests"
 
 
 # =============================================================================
-# 21. Sources
+# 23. Sources
 # =============================================================================
 
 
 # =============================================================================
-# 22. Knowledge
+# 24. Knowledge
 # =============================================================================
 
 
 # =============================================================================
-# 23. Ingest
+# 25. Ingest
 # =============================================================================
 
 
 # =============================================================================
-# 24. Memory
+# 26. Memory
 # =============================================================================
 
 
 # =============================================================================
-# 25. Model
+# 27. Model
 # =============================================================================
 
 
 # =============================================================================
-# 26. Tools
+# 28. Tools
 # =============================================================================
 
 
 # =============================================================================
-# 27. Agent
+# 29. Agent
 # =============================================================================
 
 
 # =============================================================================
-# 28. Console
+# 30. Console
 # =============================================================================
 
 def console_over(encoding, errors="strict", stdin=b"", **environ):
@@ -2564,7 +2994,7 @@ class Terminal:
         return found.decode("utf-8")
 
 
-class Test28Console(unittest.TestCase):
+class Test30Console(unittest.TestCase):
     """Printing, asking and progress."""
 
     FOREIGN = "《Day 5 学习笔记》 ✓ 😀 ℝ café"
@@ -2717,10 +3147,10 @@ class Test28Console(unittest.TestCase):
 
 
 # =============================================================================
-# 29. Consent
+# 31. Consent
 # =============================================================================
 
-class Test29Consent(unittest.TestCase):
+class Test31Consent(unittest.TestCase):
     """Rules first, then the user; what `a`, `p` and `d` leave behind."""
 
     def setUp(self):
@@ -2827,7 +3257,7 @@ class Test29Consent(unittest.TestCase):
 
 
 # =============================================================================
-# 30. Arguments
+# 32. Arguments
 # =============================================================================
 
 COMMANDS = {
@@ -2849,7 +3279,7 @@ SHARED = (
 )
 
 
-class Test30Arguments(unittest.TestCase):
+class Test32Arguments(unittest.TestCase):
     """Words of a command line to a command and its options."""
 
     def parse(self, line, **given):
@@ -2916,7 +3346,7 @@ class Test30Arguments(unittest.TestCase):
 
 
 # =============================================================================
-# 31. Intake
+# 33. Intake
 # =============================================================================
 
 PROJECT_FILES = {
@@ -2991,7 +3421,7 @@ class Project:
         return code, json.loads(out)
 
 
-class Test31Intake(unittest.TestCase):
+class Test33Intake(unittest.TestCase):
     """add, sync and remove."""
 
     def setUp(self):
@@ -3115,10 +3545,10 @@ class Test31Intake(unittest.TestCase):
         self.assertEqual(self.project.data("sync", "port.txt")[1]["updated"], ["port.txt"])
 
 # =============================================================================
-# 32. Asking
+# 34. Asking
 # =============================================================================
 
-class Test32Asking(unittest.TestCase):
+class Test34Asking(unittest.TestCase):
     """list, show, status, search and ask."""
 
     QUESTION = "历史压缩的触发阈值是多少？"
@@ -3246,7 +3676,7 @@ class Test32Asking(unittest.TestCase):
 
 
 # =============================================================================
-# 33. Prompt
+# 35. Prompt
 # =============================================================================
 
 class Screen:
@@ -3331,7 +3761,7 @@ class Lines:
     say = note
 
 
-class Test33Prompt(unittest.TestCase):
+class Test35Prompt(unittest.TestCase):
     """Lines, pastes and blocks; commands; the terminal."""
 
     def play(self, *typed):
@@ -3494,10 +3924,10 @@ class Test33Prompt(unittest.TestCase):
 
 
 # =============================================================================
-# 34. Command line
+# 36. Command line
 # =============================================================================
 
-class Test34CommandLine(unittest.TestCase):
+class Test36CommandLine(unittest.TestCase):
     """The real program in a process of its own."""
 
     QUESTION = "历史压缩的触发阈值是多少？"
