@@ -43,7 +43,7 @@ terminal, clock or environment):
     24 Knowledge     the documents and their index
     25 Ingest        plan, ask, add, sync and remove
     26 Memory        long-term facts and the working memory
-    27 Model         chat completions over Http and Protocol
+    27 Model         chat completions: retries, what a server takes, errors as sentences
     28 Tools         a table of what the agent can do
     29 Agent         the loop; yields events, never prints
     30 Console       printing, asking and progress under any encoding
@@ -271,6 +271,7 @@ IGNORE_BYTES_MAX = 1 << 20
 
 # Addresses
 SECRET_QUERY = re.compile("(?i)key|token|secret|pass|pwd|sig|auth|cred|session|^code$")
+SECRET_CHARS_MIN = 6        # a shorter key is a placeholder, and part of other words
 # Services of clouds that hand out credentials to whoever asks, beside link-local ones.
 METADATA_HOSTS = """
 metadata metadata.google.internal instance-data instance-data.ec2.internal
@@ -331,6 +332,47 @@ NAMED_CHARS_MAX = 60        # columns of one of them
 # Memory
 
 # Model
+OPENAI_URL = "https://api.openai.com/v1"    # what a bare key means
+MODEL_TIMEOUT_S = 300       # silence: a local model may read a long prompt for minutes
+MODEL_TOTAL_S = 1800
+MODEL_BYTES_MAX = 64 * 2**20
+AFTER_FINISH_S = 3          # for usage and [DONE] after the answer, or an error's body
+TRIES = 3
+RETRY_WAIT_S = 0.5          # doubled after each try
+RETRY_JITTER = 0.25         # up to this share less, so that many clients part
+RETRY_WAIT_MAX_S = 60       # whatever the server says
+NO_SUCH_PATH = (404, 405)
+TOOL_STATUSES = (400, 404, 405, 422, 500, 501)
+MODEL_HEADERS = {
+    "User-Agent": PAGE_HEADERS["User-Agent"],
+    "Content-Type": "application/json",
+    "Accept": "application/json",
+    "Accept-Encoding": "identity",      # a stream that is packed comes in lumps
+    "Connection": "close",
+}
+AZURE_HOST = re.compile(r"\.azure\.com$")
+WINDOW_KEYS = ("n_ctx", "max_model_len", "context_length", "context_window",
+               "max_context_length", "n_ctx_train")
+# How servers word it; matched against message, code and type in lower case.
+CONTEXT_WORDS = re.compile(
+    r"context_length_exceeded|exceed_context_size|context (?:length|window|size)"
+    r"|maximum context|too many (?:input )?tokens|reduce the length|request too large"
+    r"|(?:prompt|input|request)(?: is)? too long|exceeds? the (?:max|context)|上下文"
+)
+QUOTA_WORDS = re.compile(
+    r"insufficient_quota|exceeded your current quota|billing|out of credits|欠费"
+    r"|insufficient (?:balance|credit)|余额不足"
+)
+TOOL_WORDS = re.compile(r"\btools?\b|tool_choice|function.?call")
+EXTRA_WORDS = re.compile(
+    r"stream_options|include_usage|reasoning_content|temperature|top_p|extra|unexpected"
+    r"|unknown|unrecogni[sz]ed|unsupported|not support|not permitted|not allowed"
+    r"|additional propert"
+)
+# A fault that stays: the same request would meet it again.
+LASTING_WORDS = re.compile("|".join(
+    words.pattern for words in (CONTEXT_WORDS, QUOTA_WORDS, TOOL_WORDS)
+) + "|invalid_request|invalid_api_key")
 
 # Tools
 
@@ -402,6 +444,10 @@ class ModelError(LightragError):
     """The endpoint answered, but not with an answer; the extract still can."""
 
     kind, exit_code = "model", 1
+
+
+class ContextError(ModelError):
+    """What was sent is too long for the model; a shorter history may do."""
 
 
 class ConfigError(LightragError):
@@ -2729,9 +2775,10 @@ class FaultError(LightragError):
 
     kind = "model"
 
-    def __init__(self, fault, status=0, headers=()):
+    def __init__(self, fault, status=0, headers=None):
         super().__init__(fault.message or "an error without words")
-        self.fault, self.status, self.headers = fault, status or fault.status, headers
+        self.fault, self.status = fault, status or fault.status
+        self.headers = headers or {}
 
 
 class _OpenCall:
@@ -3411,12 +3458,69 @@ def is_metadata(host):
     return str(ip or host) in METADATA_HOSTS.split() or bool(ip and ip.is_link_local)
 
 
+def redirected(url, target):
+    """Return the address a Location header means."""
+    from urllib.parse import urljoin
+
+    try:                        # headers arrive as Latin-1, addresses in them are UTF-8
+        target = target.encode("latin-1").decode("utf-8", "replace")
+        return wire_url(urljoin(url, target))[0]
+    except (ValueError, SourceError):
+        raise SourceError(
+            f"{shown_url(url)}: leads to {shown_url(target)[:99]!r}, which is no page"
+        ) from None
+
+
 def basic_login(login):
     """Return the header value for "user:password", percent-encoded as in an address."""
     import base64
     from urllib.parse import unquote
 
     return "Basic " + base64.b64encode(unquote(login).encode("utf-8")).decode("ascii")
+
+
+def endpoint_url(base_url, path, version=""):
+    """Return the address of one call of an API; a query stays at the end.
+
+    version   put before path where the base has none, like "v1"
+
+    >>> endpoint_url("http://h:1/v1//", "models", "v1")
+    'http://h:1/v1/models'
+    >>> endpoint_url("https://h/openai?api-version=2", "models", "v1")
+    'https://h/openai/v1/models?api-version=2'
+    """
+    from urllib.parse import urlsplit, urlunsplit
+
+    scheme, netloc, base, query, _ = urlsplit(base_url.strip())
+    base = re.sub("/{2,}", "/", base).rstrip("/")
+    base = re.sub("/(?:chat/completions|completions|embeddings|models)$", "", base)
+    if version and not re.search(r"/v\d+\w*(?:/|$)", base):
+        base += "/" + version
+    return urlunsplit((scheme, netloc, f"{base}/{path}", query, ""))
+
+
+def address_secrets(url):
+    """Return what of an address is secret: its login and parts of its query."""
+    from urllib.parse import parse_qsl, urlsplit
+
+    parts = urlsplit(url)
+    login = parts.netloc.rpartition("@")[0]
+    secrets = [login, login.partition(":")[2]]
+    pairs = parse_qsl(parts.query)
+    return secrets + [value for name, value in pairs if SECRET_QUERY.search(name)]
+
+
+def masked(text, secrets):
+    """Return a text with each secret shortened beyond use.
+
+    >>> masked("Bearer sk-TEST1234567890", ["sk-TEST1234567890"])
+    'Bearer sk-…7890'
+    """
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= SECRET_CHARS_MIN:
+            short = f"{secret[:3]}…{secret[-4:]}" if len(secret) >= 16 else "***"
+            text = text.replace(secret, short)
+    return text
 
 
 # =============================================================================
@@ -4493,7 +4597,7 @@ def fetch_page(url, approve, limits=PAGE_LIMITS, network=None, clock=time.monoto
             target = reply.headers.get("Location", "")
             if reply.status not in REDIRECTS or not target:
                 return _page(reply)
-        there = _redirected(here, target)
+        there = redirected(here, target)
         if host_port(there) != host_port(here):
             login = ""
         if not _is_agreed(there, agreed):
@@ -4513,19 +4617,6 @@ def _is_agreed(url, agreed):
     host, port, scheme = host_port(url)
     step_up = (host, 80, "http") if (port, scheme) == (443, "https") else None
     return (host, port, scheme) in agreed or step_up in agreed
-
-
-def _redirected(url, target):
-    """Return the address a Location header means."""
-    from urllib.parse import urljoin
-
-    try:                        # headers arrive as Latin-1, addresses in them are UTF-8
-        target = target.encode("latin-1").decode("utf-8", "replace")
-        return wire_url(urljoin(url, target))[0]
-    except (ValueError, SourceError):
-        raise SourceError(
-            f"{shown_url(url)}: leads to {shown_url(target)[:99]!r}, which is no page"
-        ) from None
 
 
 def _page(reply):
@@ -5138,9 +5229,320 @@ def missing_anchor(knowledge, source):
 
 
 # =============================================================================
-# 27. Model -- chat completions over Http and Protocol
-#    Uses: nothing
+# 27. Model -- chat completions: retries, what a server takes, errors as sentences
+#    Uses: Settings, Errors, Text, Protocol, Deltas, Addresses, Network, Http
 # =============================================================================
+
+# A request is tried again only while nothing of its answer was shown, and only when
+# the fault may heal.  What a server refuses (tools, fields, a path without /v1) is
+# learned once and left out from then on.  Every error leaves here as a sentence that
+# names the setting to check and holds no secret.
+
+MODEL_LIMITS = HttpLimits(
+    CONNECT_TIMEOUT_S, MODEL_TIMEOUT_S, MODEL_TOTAL_S, MODEL_BYTES_MAX
+)
+
+
+class Notice(NamedTuple):
+    """Something the user should know while an answer is on its way."""
+
+    text: str
+
+
+class ModelInfo(NamedTuple):
+    """One model of an endpoint."""
+
+    name: str
+    window_tokens: int = 0      # 0 = the server does not say
+
+
+class Model:
+    """An endpoint of chat completions, and what was learned of it.
+
+    settings  base_url, api_key and model are read
+    prefix    of the environment variables that messages name
+    now       wall clock in seconds, for a Retry-After that is a date
+    chance    () -> float in [0, 1), for the jitter of waits
+    """
+
+    def __init__(
+        self, settings, network=None, limits=MODEL_LIMITS, prefix="OPENAI",
+        clock=time.monotonic, sleep=time.sleep, now=time.time, chance=None,
+    ):
+        self.base_url = settings.base_url.strip() or OPENAI_URL
+        self.key, self.name = settings.api_key.strip(), settings.model
+        self.network, self.limits, self.prefix = network, limits, prefix
+        self.clock, self.sleep, self.now, self.chance = clock, sleep, now, chance
+        self.version = ""           # "v1" when the endpoint turned out to want it
+        self.takes_tools = self.takes_extras = True
+
+    def chat(self, messages, tools=None, stream=True, model="", options=None):
+        """Yield the events of one answer as they come: deltas, notices, a Turn last.
+
+        messages  list of dicts, see Protocol
+        tools     list of tool_schema, or None
+        options   further fields of the request (temperature, max_tokens), or None
+        Raises    ContextError, ConfigError, ModelError, NetworkError; none of them
+                  after a delta was yielded: then the Turn says it is incomplete
+        """
+        taken = call_ids(messages)
+        while True:
+            offered = tools if self.takes_tools else None
+            body = chat_request(
+                model or self.default_name(), messages, offered, stream,
+                self.takes_extras, options,
+            )
+            with self._explained():
+                try:
+                    yield from self._tries(partial(self._answer, body, taken, offered))
+                    return
+                except FaultError as error:
+                    if not self._learn(error, body):
+                        raise
+            if offered and not self.takes_tools:
+                yield Notice("the endpoint takes no tools; it answers without them")
+
+    def models(self):
+        """Return the endpoint's models as [ModelInfo], in its order."""
+        with self._explained():
+            answer = self.request_json("GET", "models")
+            rows = answer
+            if isinstance(answer, dict):
+                rows = answer.get("data") or answer.get("models")
+            return [info for info in map(_model_info, rows or ()) if info.name]
+
+    def default_name(self):
+        """Return the model of the settings, else the endpoint's first."""
+        if not self.name:
+            found = self.models()
+            if not found:
+                raise ConfigError(
+                    f"{self._where()} lists no model; set {self.prefix}_MODEL"
+                )
+            self.name = found[0].name
+        return self.name
+
+    def request_json(self, method, path, body=None):
+        """Return the parsed answer of one call of the API, with retries."""
+        def _attempt():
+            with self._open(method, path, body) as reply:
+                data = reply.read()
+            try:
+                yield json.loads(data)
+            except (ValueError, RecursionError):
+                raise FaultError(read_fault(data), reply.status) from None
+
+        return list(self._tries(_attempt))[-1]
+
+    def _answer(self, body, taken, tools):
+        """Make one try at an answer."""
+        with self._open("POST", "chat/completions", body) as reply:
+            deltas = Deltas(taken, tools)
+            yield from read_answer(self._pieces(reply, deltas), deltas)
+
+    def _pieces(self, reply, deltas):
+        """Yield the pieces of a stream; once it is finished, not for much longer."""
+        for piece in reply.pieces():
+            yield piece
+            if deltas.finish:
+                reply.deadline = min(reply.deadline, self.clock() + AFTER_FINISH_S)
+
+    def _tries(self, attempt):
+        """Yield what attempt yields, again from the start when it raises at once."""
+        for number in range(1, TRIES + 1):
+            try:
+                yield from attempt()
+                return
+            except (LostError, FaultError) as error:
+                if number == TRIES or not may_heal(error):
+                    raise
+                headers, why = getattr(error, "headers", {}), str(error)
+            wait_s = retry_wait_s(headers, number, self.now(), self.chance)
+            yield Notice(self._masked(f"{why}; next try in {wait_s:.1f} s"))
+            self.sleep(wait_s)
+
+    def _open(self, method, path, body):
+        """Return the Reply of a request that succeeded; tries /v1 where none is."""
+        url = endpoint_url(self.base_url, path, self.version)
+        with_version = endpoint_url(self.base_url, path, "v1")
+        try:
+            return self._request(method, url, body)
+        except FaultError as error:
+            if error.status not in NO_SUCH_PATH or url == with_version:
+                raise
+            first = error
+        try:
+            reply = self._request(method, with_version, body)
+        except FaultError as error:
+            if error.status in NO_SUCH_PATH:
+                raise first from None
+            self.version = "v1"
+            raise
+        self.version = "v1"
+        return reply
+
+    def _request(self, method, url, body):
+        """Return the Reply of a request; redirects stay at the key's own origin."""
+        url, login = wire_url(url)
+        headers = self._headers(url, login)
+        data = None
+        if body is not None:
+            text = json.dumps(body, ensure_ascii=False)
+            data = whole_characters(text).encode("utf-8")
+        network = self.network or read_network(os.environ)
+        for _ in range(REDIRECTS_MAX + 1):
+            reply = exchange(
+                method, url, headers, data, self.limits, network, self.clock
+            )
+            if 200 <= reply.status < 300:
+                return reply
+            with reply:
+                target = reply.headers.get("Location", "")
+                if reply.status not in REDIRECTS or not target:
+                    raise FaultError(self._fault(reply), reply.status, reply.headers)
+            there = redirected(url, target)
+            if host_port(there) != host_port(url):
+                raise ConfigError(
+                    f"{shown_url(url)} leads to {shown_url(there)}, where the key is"
+                    f" not sent; if that is right, set {self.prefix}_BASE_URL to it"
+                )
+            url = there
+        raise NetworkError(f"{shown_url(url)}: more than {REDIRECTS_MAX} redirects")
+
+    def _headers(self, url, login):
+        """Return the headers of a request, with the key in the form its host takes."""
+        headers = dict(MODEL_HEADERS)
+        if self.key and not re.fullmatch(r"[!-~]+", self.key):
+            raise ConfigError(
+                f"{self.prefix}_API_KEY holds a space or a sign that no key has"
+            )
+        azure = AZURE_HOST.search(host_port(url)[0]) and not self.key.startswith("eyJ")
+        if self.key and azure:
+            headers["api-key"] = self.key
+        elif self.key:
+            headers["Authorization"] = "Bearer " + self.key
+        elif login:
+            headers["Authorization"] = basic_login(login)
+        return headers
+
+    def _fault(self, reply):
+        """Return what the body of an error says, if it comes soon."""
+        reply.deadline = min(reply.deadline, self.clock() + AFTER_FINISH_S)
+        try:
+            return read_fault(reply.read())
+        except NetworkError:
+            return Fault("", "")
+
+    def _learn(self, error, body):
+        """Learn from a refusal what to leave out; False when there is nothing."""
+        status, words = error.status, error.fault.words
+        if CONTEXT_WORDS.search(words):
+            return False
+        if "tools" in body and status in TOOL_STATUSES and TOOL_WORDS.search(words):
+            self.takes_tools = False
+            return True
+        if self.takes_extras and status in (400, 422) and EXTRA_WORDS.search(words):
+            self.takes_extras = False
+            return True
+        return False
+
+    @contextlib.contextmanager
+    def _explained(self):
+        """Turn every error into a sentence without secrets that names a setting."""
+        try:
+            yield
+        except FaultError as error:
+            kind, text = self._refusal(error)
+        except SourceError as error:
+            kind, text = ConfigError, f"{error}; check {self.prefix}_BASE_URL"
+        except NetworkError as error:
+            kind, text = type(error), f"{error}; check {self.prefix}_BASE_URL"
+        except ConfigError as error:
+            kind, text = ConfigError, str(error)
+        else:
+            return
+        raise kind(self._masked(text)) from None
+
+    def _refusal(self, error):
+        """Return (class, sentence) of an error that the endpoint reports."""
+        status, words = error.status, error.fault.words
+        where, prefix = self._where(), self.prefix
+        said = f" ({status or 'in its answer'}: {error})"
+        if status in (401, 403) and not self.key:
+            return ConfigError, f"{where} wants a key{said}; set {prefix}_API_KEY"
+        if status in (401, 403):
+            return ConfigError, f"{where} refuses the key{said}; check {prefix}_API_KEY"
+        if status == 407:
+            return ConfigError, f"the proxy wants a login{said}; check HTTP_PROXY"
+        if status == 404 and "model" in words:
+            return ConfigError, f"{where} has no such model{said}; check {prefix}_MODEL"
+        if status in NO_SUCH_PATH:
+            return ConfigError, (
+                f"{where} has no chat completions{said};"
+                f" check {prefix}_BASE_URL, then {prefix}_MODEL"
+            )
+        if CONTEXT_WORDS.search(words):
+            return ContextError, f"too long for the model{said}"
+        if QUOTA_WORDS.search(words):
+            return ModelError, f"the account at {where} is used up{said}"
+        if status == 429:
+            return ModelError, f"{where} is asked too often{said}; try again later"
+        return ModelError, f"{where} reports an error{said}"
+
+    def _where(self):
+        return shown_url(self.base_url)
+
+    def _masked(self, text):
+        return masked(text, [self.key, *address_secrets(self.base_url)])
+
+
+def _model_info(row):
+    """Return the ModelInfo of one row of a list of models, whoever wrote it."""
+    if not isinstance(row, dict):
+        return ModelInfo(str(row or ""))
+    meta = row.get("meta") if isinstance(row.get("meta"), dict) else {}
+    windows = [{**meta, **row}.get(key) for key in WINDOW_KEYS]
+    window = next((n for n in windows if isinstance(n, int) and n > 0), 0)
+    name = row.get("id") or row.get("name") or row.get("model") or ""
+    return ModelInfo(str(name), window)
+
+
+def may_heal(error):
+    """Tell whether the same request may succeed later."""
+    if isinstance(error, LostError):
+        return True
+    verdict = error.headers.get("x-should-retry", "")
+    if verdict in ("true", "false"):
+        return verdict == "true"
+    if LASTING_WORDS.search(error.fault.words):
+        return False
+    return error.status in (0, 408, 409, 429) or error.status >= 500
+
+
+def retry_wait_s(headers, number, now_s, chance=None):
+    """Return the seconds to wait after try number: as the server says, else doubling.
+
+    >>> retry_wait_s({"retry-after": "2.5"}, 1, 0)
+    2.5
+    >>> retry_wait_s({}, 2, 0, lambda: 1.0)
+    0.75
+    """
+    from email.utils import parsedate_to_datetime
+    from random import random
+
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1)):
+        value = headers.get(name, "").strip()
+        try:
+            wait_s = float(value) * unit
+        except ValueError:
+            try:
+                date = parsedate_to_datetime(value)
+                wait_s = max(0.0, date.timestamp() - now_s)
+            except (ValueError, TypeError, IndexError, OverflowError, OSError):
+                continue
+        if 0 <= wait_s < float("inf"):
+            return min(wait_s, RETRY_WAIT_MAX_S)
+    return RETRY_WAIT_S * 2 ** (number - 1) * (1 - RETRY_JITTER * (chance or random)())
 
 
 # =============================================================================

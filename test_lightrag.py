@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import bisect
 import doctest
+import email.utils
 import errno
 import gzip
 import importlib.util
@@ -24,6 +25,7 @@ import select
 import shutil
 import signal
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -2594,6 +2596,37 @@ class ScriptedServer:
         return Request(method, path, headers, body)
 
 
+# A certificate of 127.0.0.1 and localhost that signs itself, and its key: for tests.
+TEST_PEM = """\
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgaDrc7FKP1EkDdKE3
+D23vrmQDVAV+ZisaOExvxIM2YuShRANCAARHwvEBuXXiSKL0lcc1YT/+Z5bvOVaK
+eDFQ2cBRoWy95T5Al+97+RuA07NPm485BDNNxgAIat8harn+lGrXvlEJ
+-----END PRIVATE KEY-----
+-----BEGIN CERTIFICATE-----
+MIIBfzCCASWgAwIBAgIBATAKBggqhkjOPQQDAjAYMRYwFAYDVQQDDA1saWdodHJh
+ZyB0ZXN0MCAXDTIwMDEwMTAwMDAwMFoYDzIxMjAwMTAxMDAwMDAwWjAYMRYwFAYD
+VQQDDA1saWdodHJhZyB0ZXN0MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAER8Lx
+Abl14kii9JXHNWE//meW7zlWingxUNnAUaFsveU+QJfve/kbgNOzT5uPOQQzTcYA
+CGrfIWq5/pRq175RCaNeMFwwGgYDVR0RBBMwEYcEfwAAAYIJbG9jYWxob3N0MA8G
+A1UdEwEB/wQFMAMBAf8wDgYDVR0PAQH/BAQDAgKEMB0GA1UdDgQWBBS+h5FYNzWq
+g2tcegp6fe43WYP72DAKBggqhkjOPQQDAgNIADBFAiBnUBFF49Gz5HQIdg3Rmma7
+mesY16iLPAOSWQedZwBcdAIhAIigFHaEoCIcHEYe1u8ii+gdFgnj9l+ayCCbe85A
+UuS+
+-----END CERTIFICATE-----
+"""
+
+
+def tls_server(folder):
+    """The TLS settings of a server with the certificate, and the file that holds it."""
+    path = os.path.join(folder, "ca.pem")
+    with open(path, "w", encoding="ascii") as file:
+        file.write(TEST_PEM)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(path)
+    return context, path
+
+
 class Request(NamedTuple):
     """What the scripted server was asked."""
 
@@ -2700,6 +2733,33 @@ class HttpCases(OnBothTransports):
             with self.assertRaises(lr.NetworkError) as caught:
                 lr.exchange("GET", "https://a.test/", {}, None, self.LIMITS, network)
         self.assertIn("TLS", str(caught.exception))
+
+
+    def test_NET_1_a_company_certificate(self):
+        with tempfile.TemporaryDirectory() as folder:
+            tls, path = tls_server(folder)
+            other = os.path.join(folder, "others")
+            os.mkdir(other)
+            with ScriptedServer([[answer(200, b"safe")]], tls) as server:
+                for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+                    with self.get(server, **{name: path}) as reply:
+                        self.assertEqual(reply.read(), b"safe")
+                with self.get(server, SSL_CERT_FILE=path, SSL_CERT_DIR=other) as reply:
+                    self.assertEqual(reply.read(), b"safe")
+                for environ in ({}, {"SSL_CERT_DIR": other}):
+                    with self.assertRaises(lr.ConfigError) as caught:
+                        self.get(server, **environ)
+                    self.assertIn("SSL_CERT_FILE", str(caught.exception))
+                    self.assertIn("not trusted", str(caught.exception))
+
+    def test_tls_streams_and_hangs_up(self):
+        with tempfile.TemporaryDirectory() as folder:
+            tls, path = tls_server(folder)
+            with ScriptedServer([[answer(length=False), b"one", 0.1, b"two", "stall"]], tls) as s:
+                with self.get(s, self.LIMITS._replace(idle_s=30), SSL_CERT_FILE=path) as reply:
+                    pieces = reply.pieces()
+                    self.assertEqual((next(pieces), next(pieces)), (b"one", b"two"))
+                self.assertTrue(s.left.wait(2))
 
 
 class Test21HttpUrllib(HttpCases, unittest.TestCase):
@@ -2936,6 +2996,356 @@ class Test22PagesRequests(PageCases, unittest.TestCase):
 # =============================================================================
 # 27. Model
 # =============================================================================
+
+SAID = [lr.text_message("user", "hi")]
+TOOLS = [lr.tool_schema("note", "Keep a note.", {"text": {"type": "string"}}, ["text"])]
+KEY = "sk-TEST1234567890"
+
+
+def stream_of(*chunks, end=b"data: [DONE]\n\n"):
+    """The script of a server that streams chunks."""
+    return [answer(200, length=False, Content_Type="text/event-stream") + sse(*chunks, end=end)]
+
+
+def refuse(status, text="", code="", **headers):
+    """The script of a server that answers with an error."""
+    body = json.dumps({"error": {"message": text, "code": code}}).encode()
+    return [answer(status, body, **headers)]
+
+
+HELLO = stream_of(delta(role="assistant", content=""), delta(content="Hel"),
+                  delta(content="lo"), delta("stop"))
+
+
+class ModelCases(OnBothTransports):
+
+    LIMITS = lr.HttpLimits(2, 0.5, 4, 1 << 22)
+
+    def model(self, server, path="/v1", key=KEY, name="tiny", limits=LIMITS, **environ):
+        self.slept, url = [], server if isinstance(server, str) else server.url
+        settings = lr.Settings(base_url=url + path, api_key=key, model=name)
+        return lr.Model(settings, self.network(**environ), limits, sleep=self.slept.append,
+                        now=lambda: 1_000_000_000.0, chance=lambda: 0.0)
+
+    def events(self, model, tools=None, **options):
+        return list(model.chat(SAID, tools, **options))
+
+    def error(self, kind, model, *words, tools=None):
+        """The message of the error a chat ends in: one line, without the key."""
+        with self.assertRaises(lr.LightragError) as caught:
+            self.events(model, tools)
+        message = str(caught.exception)
+        self.assertEqual(type(caught.exception), kind, message)
+        for word in words:
+            self.assertIn(word, message)
+        self.assertNotIn(KEY, message)
+        self.assertNotIn("\n", message)
+        return message
+
+    def bodies(self, server):
+        return [json.loads(request.body) for request in server.requests]
+
+    def test_a_streamed_answer(self):
+        with ScriptedServer([HELLO]) as server:
+            events = self.events(self.model(server))
+        self.assertEqual(events, [lr.TextDelta("Hel"), lr.TextDelta("lo"), lr.Turn("Hello")])
+        request = server.requests[0]
+        self.assertEqual((request.method, request.path), ("POST", "/v1/chat/completions"))
+        self.assertEqual(request.headers["authorization"], "Bearer " + KEY)
+        self.assertEqual(request.headers["content-length"], str(len(request.body)))
+        self.assertEqual(self.bodies(server)[0]["model"], "tiny")
+
+    def test_deltas_come_as_they_are_sent(self):
+        first, rest = stream_of(delta(content="Hel"), end=b"")[0], sse(delta(content="lo"))
+        with ScriptedServer([[first, 0.3, rest]]) as server:
+            chat = self.model(server).chat(SAID)
+            self.assertEqual(next(chat), lr.TextDelta("Hel"))
+            started = time.monotonic()
+            self.assertEqual(next(chat), lr.TextDelta("lo"))
+            self.assertGreater(time.monotonic() - started, 0.1)
+
+    def test_an_answer_in_one_piece(self):
+        body = {"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}]}
+        with ScriptedServer([[answer(200, json.dumps(body).encode())]]) as server:
+            for stream in (False, True):
+                events = self.events(self.model(server), stream=stream)
+                self.assertEqual(events, [lr.TextDelta("Hi"), lr.Turn("Hi")])
+        self.assertEqual([body["stream"] for body in self.bodies(server)], [False, True])
+
+    def test_SSE_3_done_returns_at_once_and_silence_after_the_finish_soon(self):
+        limits = self.LIMITS._replace(idle_s=30, total_s=30)
+        for end in (b"data: [DONE]\n\n", b""):
+            script = [*stream_of(delta(content="x"), delta("stop"), end=end), "stall"]
+            with ScriptedServer([script]) as server:
+                started = time.monotonic()
+                self.assertEqual(self.events(self.model(server, limits=limits))[-1], lr.Turn("x"))
+                self.assertLess(time.monotonic() - started, 1 if end else 5)
+
+    def test_SSE_4_no_second_try_once_something_was_shown(self):
+        half = stream_of(delta(content="Hello wor"), end=b"")
+        for broken in ([*half, 0.1, "reset"], half, [*half, "stall"],
+                       stream_of(delta(content="Hello wor"), {"error": {"message": "x"}})):
+            with ScriptedServer([broken, HELLO]) as server:
+                *shown, turn = self.events(self.model(server))
+                self.assertEqual(shown, [lr.TextDelta("Hello wor")])
+                self.assertEqual((turn.text, turn.calls), ("Hello wor", ()))
+                self.assertTrue(turn.incomplete)
+                self.assertEqual(len(server.requests), 1)
+
+    def test_a_fault_before_the_first_delta_is_healed(self):
+        role = stream_of(delta(role="assistant"), end=b"")
+        for broken in (
+            ["reset"], [], role, [*role, 0.1, "reset"], stream_of(end=b""),
+            stream_of(b"data: {broken\n\n"), stream_of({"error": {"message": "busy"}}),
+            [answer(200, length=False, Transfer_Encoding="chunked"), b"5\r\nab"],
+            *(refuse(status, "busy") for status in (408, 409, 429, 500, 502, 503, 504, 529)),
+            refuse(400, "busy", X_Should_Retry="true"),
+        ):
+            with self.subTest(broken), ScriptedServer([broken, broken, HELLO]) as server:
+                events = self.events(self.model(server))
+                self.assertEqual(events[-1], lr.Turn("Hello"))
+                self.assertEqual(self.slept, [0.5, 1.0])
+                self.assertEqual([type(event) for event in events[:2]], [lr.Notice] * 2)
+            with self.subTest(broken), ScriptedServer([broken]) as server:
+                with self.assertRaises((lr.NetworkError, lr.ModelError)):
+                    self.events(self.model(server))
+                self.assertEqual(len(server.requests), 3)
+
+    def test_RET_1_retry_after(self):
+        def date(s):
+            return email.utils.formatdate(1_000_000_000 + s, usegmt=True)
+
+        for headers, wait in (
+            ({"Retry_After": date(2)}, 2), ({"Retry_After": date(-5)}, 0),
+            ({"Retry_After": "1.5"}, 1.5), ({"Retry_After": "0"}, 0), ({"Retry_After": "-5"}, 0.5),
+            ({"Retry_After": "nan"}, 0.5), ({"Retry_After": "inf"}, 0.5),
+            ({"Retry_After": "1e9"}, 60), ({"Retry_After": "soon"}, 0.5), ({"Retry_After": ""}, 0.5),
+            ({"Retry_After": "Fri, 31 Dec 99999 23:59:59 GMT"}, 0.5), ({"Retry_After": date(9e8)}, 60),
+            ({"Retry_After": "9", "Retry_After_Ms": "250"}, 0.25),
+            ({"Retry_After": "9", "Retry_After_Ms": "x"}, 9),
+        ):
+            with self.subTest(headers), ScriptedServer([refuse(429, "", **headers), HELLO]) as server:
+                self.assertEqual(self.events(self.model(server))[-1], lr.Turn("Hello"))
+                self.assertEqual(self.slept, [wait])
+
+    def test_the_wait_has_a_jitter(self):
+        self.assertEqual([lr.retry_wait_s({}, n, 0, lambda: 0.0) for n in (1, 2, 3)], [0.5, 1, 2])
+        waits = {lr.retry_wait_s({}, 1, 0) for _ in range(20)}
+        self.assertGreater(len(waits), 1)
+        self.assertTrue(all(0.375 <= wait <= 0.5 for wait in waits))
+
+    def test_RET_2_what_stays_is_asked_once(self):
+        for script, kind, words in (
+            (refuse(400, "", "context_length_exceeded"), lr.ContextError, "too long"),
+            (refuse(400, "the request exceeds the available context size"), lr.ContextError, "400"),
+            (refuse(413, "Prompt is too long"), lr.ContextError, "413"),
+            (refuse(500, "maximum context length is 8192 tokens"), lr.ContextError, "500"),
+            (stream_of({"error": {"code": "context_length_exceeded"}}), lr.ContextError, "too long"),
+            (refuse(400, "bad"), lr.ModelError, "bad"), (refuse(422, "bad"), lr.ModelError, "bad"),
+            (refuse(401, f"Incorrect API key: {KEY}"), lr.ConfigError, "OPENAI_API_KEY"),
+            (refuse(403, "no"), lr.ConfigError, "OPENAI_API_KEY"),
+            (refuse(404, "The model `tiny` does not exist"), lr.ConfigError, "OPENAI_MODEL"),
+            (refuse(404), lr.ConfigError, "OPENAI_BASE_URL"),
+            (refuse(429, "You exceeded your current quota", "insufficient_quota"), lr.ModelError,
+             "used up"),
+            (refuse(503, "busy", X_Should_Retry="false"), lr.ModelError, "503"),
+            (stream_of({"error": {"type": "invalid_request_error"}}), lr.ModelError, "error"),
+            ([answer(418, b"<html><title>Tea\x1b[2J</title>")], lr.ModelError, "Tea"),
+        ):
+            with self.subTest(script), ScriptedServer([script]) as server:
+                self.error(kind, self.model(server), words)
+                self.assertEqual((len(server.requests), self.slept), (1, []))
+
+    def test_without_a_key_the_message_says_so(self):
+        with ScriptedServer([refuse(401, "no")]) as server:
+            self.error(lr.ConfigError, self.model(server, key=""), "set OPENAI_API_KEY")
+            self.assertNotIn("authorization", server.requests[0].headers)
+
+    def test_connection_errors_name_the_setting(self):
+        nobody = f"http://127.0.0.1:{closed_port()}"
+        self.error(lr.LostError, self.model(nobody), "refused", "OPENAI_BASE_URL")
+        self.error(lr.NetworkError, self.model("http://no-such-host.invalid"), "OPENAI_BASE_URL")
+        for url in ("localhost:1", "ftp://x"):
+            self.error(lr.ConfigError, self.model(url), "OPENAI_BASE_URL")
+        with ScriptedServer([["stall"]]) as server:
+            self.error(lr.NetworkError, self.model(server), "no answer in time")
+            self.assertEqual(len(server.requests), 1)
+        with tempfile.TemporaryDirectory() as folder:
+            tls, _ = tls_server(folder)
+            with ScriptedServer([HELLO], tls) as server:
+                self.error(lr.ConfigError, self.model(server), "SSL_CERT_FILE")
+
+    def test_SEC_2_the_key_never_leaves_its_origin(self):
+        for status in (301, 302, 303, 307, 308):
+            with ScriptedServer([HELLO]) as other:
+                for target in (other.url, other.url.replace("127.0.0.1", "localhost"),
+                               "https://127.0.0.1/", "//a.test/x", "file:///etc/passwd"):
+                    with ScriptedServer([[answer(status, Location=target)]]) as server:
+                        kind = lr.ConfigError
+                        self.error(kind, self.model(server), "OPENAI_BASE_URL")
+                self.assertEqual(other.requests, [])
+
+    def test_a_redirect_within_the_origin_keeps_the_post(self):
+        for status in (301, 302, 307, 308):
+            routes = {"/v1/chat/completions": [answer(status, Location="/moved")], "/moved": HELLO}
+            with ScriptedServer(routes) as server:
+                self.assertEqual(self.events(self.model(server))[-1], lr.Turn("Hello"))
+                self.assertEqual(server.requests[1].method, "POST")
+                self.assertEqual(server.requests[0].body, server.requests[1].body)
+        with ScriptedServer([[answer(307, Location="/loop")]]) as server:
+            self.error(lr.NetworkError, self.model(server), "redirects")
+
+    def test_SEC_3_no_secret_in_a_message(self):
+        url = "http://me:hush-hush@127.0.0.1:1/v1?api-key=also-secret"
+        model = lr.Model(lr.Settings(url, KEY, "tiny"), self.network(), self.LIMITS, sleep=bool)
+        message = self.error(lr.LostError, model, "127.0.0.1")
+        self.assertNotIn("hush", message)
+        self.assertNotIn("also-secret", message)
+        with ScriptedServer([refuse(500, f"at Bearer {KEY} of {KEY}")]) as server:
+            events = []
+            with self.assertRaises(lr.ModelError) as caught:
+                events.extend(self.model(server).chat(SAID))
+            self.assertNotIn(KEY, str(caught.exception) + repr(events))
+            self.assertIn("sk-…7890", str(caught.exception))
+        for key in ("sk-TEST\n1234567890", "sk-TÄST1234567890"):
+            with self.assertRaises(lr.ConfigError) as caught:
+                self.events(self.model("http://127.0.0.1:1", key=key))
+            self.assertIn("OPENAI_API_KEY", str(caught.exception))
+            self.assertNotIn("1234567890", str(caught.exception))
+
+    def test_SSE_6_one_address(self):
+        for path in ("/v1", "/v1/", "//v1//", "/v1/chat/completions"):
+            with ScriptedServer({"/v1/chat/completions": HELLO}) as server:
+                self.assertEqual(self.events(self.model(server, path))[-1], lr.Turn("Hello"))
+                self.assertEqual(len(server.requests), 1)
+        azure = "/openai/deployments/tiny/chat/completions?api-version=2024-02-01"
+        with ScriptedServer({azure: HELLO}) as server:
+            path = "/openai/deployments/tiny?api-version=2024-02-01"
+            self.assertEqual(self.events(self.model(server, path))[-1], lr.Turn("Hello"))
+
+    def test_a_missing_version_is_found_once(self):
+        with ScriptedServer({"/v1/chat/completions": HELLO}) as server:
+            model = self.model(server, path="/")
+            for _ in range(2):
+                self.assertEqual(self.events(model)[-1], lr.Turn("Hello"))
+        self.assertEqual([request.path for request in server.requests],
+                         ["/chat/completions", "/v1/chat/completions", "/v1/chat/completions"])
+        with ScriptedServer({}) as server:
+            self.error(lr.ConfigError, self.model(server, path=""), "OPENAI_BASE_URL")
+            self.assertEqual(len(server.requests), 2)
+
+    def test_azure_takes_its_own_header(self):
+        for host, key, name in (("x.openai.azure.com", KEY, "api-key"),
+                                ("x.openai.azure.com", "eyJtoken", "Authorization"),
+                                ("api.openai.com", KEY, "Authorization")):
+            model = self.model(f"https://{host}", key=key)
+            headers = model._headers(f"https://{host}/x", "")
+            self.assertEqual([n for n in headers if key in headers[n]], [name])
+
+    def test_SSE_6_a_strict_server_is_asked_once_more_without_extras(self):
+        for status, text in ((400, "Unknown field: stream_options"), (422, "extra_forbidden")):
+            with ScriptedServer([refuse(status, text), HELLO]) as server:
+                model = self.model(server)
+                for _ in range(2):
+                    events = self.events(model, options={"temperature": 0})
+                    self.assertEqual(events[-1], lr.Turn("Hello"))
+            extras = [set(body) & {"stream_options", "temperature"} for body in self.bodies(server)]
+            self.assertEqual([len(found) for found in extras], [2, 0, 0])
+        with ScriptedServer([refuse(400, "unknown field")]) as server:
+            self.error(lr.ModelError, self.model(server), "unknown field")
+            self.assertEqual(len(server.requests), 2)
+
+    def test_an_endpoint_without_tools_answers_without_them(self):
+        for status, text in (
+            (400, "tiny does not support tools"), (500, "tools param requires --jinja flag"),
+            (404, "No endpoints found that support tool use"), (422, "tool_choice is not allowed"),
+        ):
+            with ScriptedServer([refuse(status, text), HELLO]) as server:
+                model = self.model(server)
+                events = self.events(model, TOOLS)
+                self.assertEqual((type(events[0]), events[-1]), (lr.Notice, lr.Turn("Hello")))
+                self.assertNotIn(lr.Notice, [type(event) for event in self.events(model, TOOLS)])
+                self.assertFalse(model.takes_tools)
+            self.assertEqual(["tools" in body for body in self.bodies(server)],
+                             [True, False, False])
+
+    def test_a_call_and_its_answer(self):
+        call = stream_of(delta(tool_calls=[fragment(0, None, "note", '{"text": "x"}')]),
+                         delta("tool_calls"))
+        with ScriptedServer([call]) as server:
+            model, history = self.model(server), list(SAID)
+            for number in (1, 2):
+                *_, turn = model.chat(history, TOOLS)
+                self.assertEqual(turn.calls, (lr.Call(f"call_{number}", "note", {"text": "x"}),))
+                history += [lr.assistant_message(turn), lr.tool_message(turn.calls[0], "kept")]
+            self.assertEqual(lr.history_problems(history), [])
+            self.assertEqual(self.bodies(server)[0]["tool_choice"], "auto")
+
+    def test_SSE_6_reasoning_comes_back_where_it_must(self):
+        thinking = stream_of(delta(reasoning_content="weigh"), delta(
+            tool_calls=[fragment(0, "a", "note", "{}")]), delta("tool_calls"))
+        with ScriptedServer([thinking, HELLO]) as server:
+            model = self.model(server)
+            *_, turn = model.chat(SAID, TOOLS)
+            history = [*SAID, lr.assistant_message(turn), lr.tool_message(turn.calls[0], "x")]
+            list(model.chat(history, TOOLS))
+        self.assertEqual(self.bodies(server)[1]["messages"][1]["reasoning_content"], "weigh")
+
+    def test_TXT_4_half_characters_never_go_out(self):
+        with ScriptedServer([HELLO]) as server:
+            list(self.model(server).chat([{"role": "user", "content": "a\udcb0 \ud83c\udf78"}]))
+        self.assertEqual(self.bodies(server)[0]["messages"][0]["content"], "a\ufffd \U0001f378")
+
+    def test_leaving_in_mid_answer_closes_the_connection(self):
+        limits = self.LIMITS._replace(idle_s=30, total_s=30)
+        with ScriptedServer([[*stream_of(delta(content="x"), end=b""), "stall"]]) as server:
+            chat = self.model(server, limits=limits).chat(SAID)
+            self.assertEqual(next(chat), lr.TextDelta("x"))
+            chat.close()
+            self.assertTrue(server.left.wait(2))
+
+    def test_the_models_of_an_endpoint(self):
+        for body, wanted in (
+            ({"data": [{"id": "a", "meta": {"n_ctx_train": 2048}}, {"id": "b"}]},
+             [lr.ModelInfo("a", 2048), lr.ModelInfo("b")]),
+            ({"models": [{"name": "a", "context_length": 9}, None, {}]}, [lr.ModelInfo("a", 9)]),
+            (["a"], [lr.ModelInfo("a")]), ({"data": None}, []), ([], []),
+        ):
+            with self.subTest(body), ScriptedServer([[answer(200, json.dumps(body).encode())]]) as s:
+                self.assertEqual(self.model(s).models(), wanted)
+                self.assertEqual((s.requests[0].method, s.requests[0].path), ("GET", "/v1/models"))
+
+    def test_the_first_model_is_taken_when_none_is_named(self):
+        routes = {"/v1/models": [answer(200, b'{"data": [{"id": "first"}]}')],
+                  "/v1/chat/completions": HELLO}
+        with ScriptedServer(routes) as server:
+            model = self.model(server, name="")
+            for _ in range(2):
+                self.events(model)
+            self.assertEqual(len(server.requests), 3)
+            self.assertEqual(json.loads(server.requests[1].body)["model"], "first")
+        for script in ([answer(200, b'{"data": []}')], refuse(404)):
+            with ScriptedServer([script]) as server:
+                self.error(lr.ConfigError, self.model(server, name=""), "OPENAI_MODEL")
+
+    def test_a_body_that_is_no_json(self):
+        with ScriptedServer([[answer(200, b"<html><title>Sign in</title>")]]) as server:
+            with self.assertRaises(lr.ModelError) as caught:
+                self.model(server).models()
+            self.assertIn("Sign in", str(caught.exception))
+
+    def test_another_prefix_names_other_settings(self):
+        settings = lr.Settings(f"http://127.0.0.1:{closed_port()}", "", "m")
+        model = lr.Model(settings, self.network(), self.LIMITS, "EMBEDDING", sleep=bool)
+        self.error(lr.LostError, model, "EMBEDDING_BASE_URL")
+
+
+class Test27ModelUrllib(ModelCases, unittest.TestCase):
+    transport = "urllib"
+
+
+class Test27ModelRequests(ModelCases, unittest.TestCase):
+    transport = "requests"
 
 
 # =============================================================================
