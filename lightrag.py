@@ -173,7 +173,7 @@ MERGE_SHARE = 4             # a segment over a quarter of the one before is join
 # Answers
 EXCERPTS_MAX = 3            # one to three sentences answer; more is reading
 EXCERPT_CHARS_MAX = 400     # a lead-in takes its list along up to this
-ANSWER_COVERAGE_MIN = 0.30  # of the question's weight; see notes/answers.md
+ANSWER_COVERAGE_MIN = 0.31  # of the question's weight; see notes/answers.md
 IDF_PRIOR = 4.0             # added to each idf: in a base of few chunks it means little
 DOUBT_WORDS = 1.0           # more words that nobody found: few words prove less
 GRAMMAR_SHARE = 0.3         # of its weight, for a pair of signs with one of these
@@ -181,8 +181,9 @@ GRAMMAR_SIGNS = frozenset(
     "的了吗嗎呢是在和与與及或也就都而被把这這那之其以于於有会會能可要对對为為个個中上下到从從时時后後"
     "哪什么麼何多少怎样樣请請如问問"
 )
-GAIN_MIN = 0.10             # of the question's weight, that another sentence must add
-RANK_PENALTY = 0.05         # a place: the ranker knows what a sentence cannot show
+NEARLY_AS_GOOD = 0.7        # of the best sentence's score: what else may be shown
+OWN_SHARE = 0.1             # extra for words the sentence holds itself, not its title
+RANK_PENALTY = 0.03         # a place: the ranker knows what a sentence cannot show
 LENGTH_PENALTY = 0.05       # of a full excerpt: of two that cover the same, the shorter
 QUANTITY_BONUS = 0.10       # a number, where the question asks for one
 REPEAT_SHARE = 0.8          # of the shorter one's words: then it says the same again
@@ -2005,6 +2006,14 @@ class Excerpt(NamedTuple):
     found: frozenset    # tokens of the spans
     context: frozenset  # tokens of the title and the headings above
 
+    def length(self):
+        """Return how many characters are shown."""
+        return sum(end - start for start, end in self.spans)
+
+    def finds(self, pattern):
+        """Tell whether a compiled pattern matches in what is shown."""
+        return any(pattern.search(self.hit.text, *span) for span in self.spans)
+
 
 def excerpts_of(hit):
     """Return the excerpts of a hit, in order; none only when nothing is visible."""
@@ -2044,8 +2053,8 @@ def _pieces_between(text, start, end, as_lines):
 
 def _cut_long(text, start, end):
     """Cut a span that is too long to show: after a comma or blank, else hard."""
-    while end - start > EXCERPT_CHARS_MAX:
-        low, high = start + EXCERPT_CHARS_MAX // 2, start + EXCERPT_CHARS_MAX
+    while end - start > CHUNK_CHARS_MAX:
+        low, high = start + CHUNK_CHARS_MAX // 2, start + CHUNK_CHARS_MAX
         at = max(text.rfind(sign, low, high) for sign in ";；,，、 ") + 1 or high
         yield start, at
         start = at
@@ -2203,13 +2212,10 @@ def best_excerpts(question, hits, idf):
     for place, hit in enumerate(hits):
         for excerpt in excerpts_of(hit):
             covered = covered_words(words, excerpt.found | excerpt.context)
-            length = sum(end - start for start, end in excerpt.spans)
-            score = sum(covered) - RANK_PENALTY * place
-            score -= LENGTH_PENALTY * length / EXCERPT_CHARS_MAX
-            if asks_quantity and any(
-                QUANTITY.search(hit.text, *span) for span in excerpt.spans
-            ):
-                score += QUANTITY_BONUS
+            score = sum(covered) + OWN_SHARE * sum(covered_words(words, excerpt.found))
+            score -= RANK_PENALTY * place
+            score -= LENGTH_PENALTY * excerpt.length() / EXCERPT_CHARS_MAX
+            score += QUANTITY_BONUS * bool(asks_quantity and excerpt.finds(QUANTITY))
             candidates.append((score, covered, excerpt))
     if not candidates:
         return 0.0, []
@@ -2217,23 +2223,22 @@ def best_excerpts(question, hits, idf):
 
 
 def _choose(candidates):
-    """Take the best candidate, then those that add to it; -> (coverage, excerpts).
+    """Take the best candidate, then what is nearly as good; -> (coverage, excerpts).
 
     The coverage is of the first one's hit alone: what one passage says of boiling and
     another of points does not answer a question about a boiling point.
     """
-    _, total, first = max(candidates, key=lambda row: row[0])
-    coverage, chosen = total, [first]
+    best_score, covered, first = max(candidates, key=lambda row: row[0])
+    chosen, known, coverage = [first], covered, covered
+    good = [row for row in candidates if row[0] >= NEARLY_AS_GOOD * best_score]
     while len(chosen) < EXCERPTS_MAX:
-        gain, covered, excerpt = max(
-            ((sum(map(max, total, covered)) - sum(total), covered, excerpt)
-             for _, covered, excerpt in candidates if not _repeats(excerpt, chosen)),
-            key=lambda row: row[0], default=(0.0, [], None),
-        )
-        if gain < GAIN_MIN:
+        fresh = [(score + sum(map(max, known, covered)), covered, excerpt)
+                 for score, covered, excerpt in good if not _repeats(excerpt, chosen)]
+        if not fresh:
             break
+        _, covered, excerpt = max(fresh, key=lambda row: row[0])
         chosen.append(excerpt)
-        total = list(map(max, total, covered))
+        known = list(map(max, known, covered))
         if excerpt.hit is first.hit:
             coverage = list(map(max, coverage, covered))
     return sum(coverage), chosen

@@ -994,7 +994,7 @@ class Test10Excerpts(unittest.TestCase):
                     for excerpt in lr.excerpts_of(hit_of(text, kind=kind)):
                         for start, end in excerpt.spans:
                             self.assertLess(start, end)
-                            self.assertLessEqual(end - start, lr.EXCERPT_CHARS_MAX)
+                            self.assertLessEqual(end - start, lr.CHUNK_CHARS_MAX)
 
 
 # =============================================================================
@@ -1106,8 +1106,9 @@ class Test11Answers(unittest.TestCase):
             ("Does history matter?", "The history limit matters."),
         ):
             with self.subTest(question=question):
-                answer = self.ask(question, hit_of(text))
-                self.assertEqual(self.pieces(answer), [(shown, 1)])
+                _, excerpts = lr.best_excerpts(question, [hit_of(text)], same_idf)
+                start, end = excerpts[0].spans[0]
+                self.assertEqual(text[start:end], shown)
 
     def test_citations_are_numbered_in_order_of_use_and_narrowed(self):
         one = hit_of("Cats sleep a lot.\nDogs bark at night.", source="a.md", line=7)
@@ -1131,6 +1132,12 @@ class Test11Answers(unittest.TestCase):
         two = hit_of("The retry limit is 3 by default!", source="b.md", rank=2)
         answer = self.ask("retry limit default", one, two)
         self.assertEqual(len(answer.citations), 1)
+
+    def test_what_is_much_worse_than_the_best_is_left_out(self):
+        one = hit_of("The retry limit is 3.\nNobody knows the limit.\nIt rains.")
+        two = hit_of("Of a limit of cakes.", source="b.md", rank=2)
+        answer = self.ask("retry limit", one, two)
+        self.assertEqual(self.pieces(answer), [("The retry limit is 3.", 1)])
 
     def test_neighbours_are_joined(self):
         text = "Alpha runs first. Beta runs second. Gamma has to wait. Delta runs last."
