@@ -40,19 +40,21 @@ terminal, clock or environment):
     21 Http          the only section that opens connections
     22 Pages         one web page, its redirects checked at every step
     23 Sources       path, folder, glob, URL or standard input to raw documents
-    24 Knowledge     the documents and their index
-    25 Ingest        plan, ask, add, sync and remove
-    26 Memory        long-term facts and the working memory
-    27 Model         chat completions: retries, what a server takes, errors as sentences
-    28 Tools         a table of what the agent can do
-    29 Agent         the loop; yields events, never prints
-    30 Console       printing, asking and progress under any encoding
-    31 Consent       ask once, and remember what the user wants remembered
-    32 Arguments     the words of a command line to a command and its options
-    33 Intake        the commands that add, sync and remove
-    34 Asking        the commands that list, show, search and ask
-    35 Prompt        the interactive prompt
-    36 Command line  the table of commands, and main
+    24 Format        the bytes of knowledge.json, a document a line
+    25 Store         knowledge.json, and the index derived from it
+    26 Knowledge     the documents and their index
+    27 Ingest        plan, ask, add, sync and remove
+    28 Memory        long-term facts and the working memory
+    29 Model         chat completions: retries, what a server takes, errors as sentences
+    30 Tools         a table of what the agent can do
+    31 Agent         the loop; yields events, never prints
+    32 Console       printing, asking and progress under any encoding
+    33 Consent       ask once, and remember what the user wants remembered
+    34 Arguments     the words of a command line to a command and its options
+    35 Intake        the commands that add, sync and remove
+    36 Asking        the commands that list, show, search and ask
+    37 Prompt        the interactive prompt
+    38 Command line  the table of commands, and main
 
 Words: a document has a title, a source (the path or URL it came from) and a text;
 a chunk is a passage of it, text[start:end]; a hit is a chunk that a search found;
@@ -322,9 +324,15 @@ SNIFF_BYTES = 8192          # a NUL in them means binary, as git has it
 PDF_TIMEOUT_S = 60          # pdftotext takes about a second for 500 pages
 PDF_TEXT_BYTES_MAX = 20 << 20
 
-# Knowledge
+# Format
 KNOWLEDGE_FORMAT = "lightrag/knowledge"
 KNOWLEDGE_VERSION = 1
+
+# Store
+MAP_MAGIC = b"LRAGMAP1"
+
+# Knowledge
+READ_TRIES = 3              # others may replace the file while it is read
 
 # Ingest
 NAMED_MAX = 5               # sources named in the question before "and n more"
@@ -1672,6 +1680,8 @@ class Segment(Sealed):
 
     def drop(self, document):
         """Let go of one local document."""
+        if not isinstance(self.numbers, array):     # a view of a file
+            self.numbers = array("I", self.numbers)
         self.numbers[document] = GONE
         self.dead.update(self.units_of(document))
 
@@ -1754,6 +1764,17 @@ class Index:
             segment, document = self._place(number)
             segment.drop(document)
 
+    def renumber(self, numbers):
+        """Give documents other numbers, {old: new}; those without one are removed."""
+        self.flush()
+        self._places = None
+        for segment in self.segments:
+            old = segment.numbers
+            segment.numbers = array("I", [numbers.get(number, GONE) for number in old])
+            for document, number in enumerate(segment.numbers):
+                if number == GONE != old[document]:
+                    segment.drop(document)
+
     def _place(self, number):
         """Return (segment, document within it) of a number."""
         if self._places is None:
@@ -1766,21 +1787,28 @@ class Index:
     def flush(self):
         """Make a segment of what was added, and keep the segments few.
 
-        While the last is more than a quarter of the one before, the two are joined: a
-        posting is moved a few times only.
+        While the last is more than a quarter of the one before, the two are joined; one
+        that is more than a quarter dead is made anew.  So a posting moves a few times.
         """
-        if not self._waiting:
-            return
-        built = build_segment(self._waiting.values())
-        self.segments.append(Segment(built, array("I", self._waiting)))
-        self._waiting, self._places = {}, None
+        if self._waiting:
+            built = build_segment(self._waiting.values())
+            self.segments.append(Segment(built, array("I", self._waiting)))
+            self._waiting, self._places = {}, None
+        for i, segment in enumerate(self.segments):
+            if len(segment.dead) * MERGE_SHARE > segment.units:
+                self._join(i, i + 1)
         while len(self.segments) > 1:
             before, last = self.segments[-2:]
             if last.units * MERGE_SHARE <= before.units:
                 break
-            numbers = [n for n in chain(before.numbers, last.numbers) if n != GONE]
-            joined = Segment(merge_segments([before, last]), array("I", numbers))
-            self.segments[-2:] = [joined]
+            self._join(-2, len(self.segments))
+
+    def _join(self, start, stop):
+        segments = self.segments[start:stop]
+        numbers = [n for segment in segments for n in segment.numbers if n != GONE]
+        joined = Segment(merge_segments(segments), array("I", numbers))
+        self.segments[start:stop] = [joined]
+        self._places = None
 
     def terms(self, query):
         """Return [(token, idf, weight, [(segment, Term or None)])] of a query."""
@@ -4705,29 +4733,12 @@ def read_source(candidate, approve, stdin):
 
 
 # =============================================================================
-# 24. Knowledge -- the documents and their index
-#    Uses: Settings, Errors, Chunks, Ranking, Documents, Files, Sources
+# 24. Format -- the bytes of knowledge.json, a document a line [pure]
+#    Uses: Settings, Errors, Chunks, Documents
 # =============================================================================
 
-# knowledge.json is the truth and is only ever replaced whole; the index is derived
-# from it.  Changes are collected, and save() applies them inside the lock to the file
-# as it is then: two processes that add at once lose nothing.
-
-
-def in_scope(source, scopes):
-    """Tell whether a source is named by one of the scopes; no scopes means all.
-
-    scopes  names of sources or folders, addresses' beginnings, or globs
-    >>> in_scope("notes/a.md", ["notes"]), in_scope("notes2/a.md", ["notes"])
-    (True, False)
-    """
-    for scope in scopes:
-        folder = scope.rstrip("/") + "/"
-        if source == scope or scope == "." or source.startswith(folder):
-            return True
-        if fnmatch.fnmatchcase(source, scope):
-            return True
-    return not scopes
+# One document a line keeps the file easy to read and to compare, and lets a search
+# enter it at an offset.  A file that someone has laid out anew is read all the same.
 
 
 def document_line(document):
@@ -4786,16 +4797,415 @@ def parse_knowledge(data):
     )
 
 
-def knowledge_parts(roots, documents):
-    """Yield the bytes of a knowledge.json, a document a line."""
+def parse_line(line):
+    """Return the Document of one line; raises ValueError when it is damaged."""
+    try:
+        return document_of(json.loads(line.decode("utf-8")))
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"its shape is wrong: {error!r}") from None
+
+
+def knowledge_head(roots):
+    """Return the first line of a knowledge.json, without the newline."""
     head = {"format": KNOWLEDGE_FORMAT, "version": KNOWLEDGE_VERSION, "roots": roots}
-    yield json.dumps(head, ensure_ascii=False)[:-1].encode("utf-8", "backslashreplace")
-    yield b', "documents": ['
-    comma = b"\n"
-    for document in documents:
-        yield comma + document_line(document)
-        comma = b",\n"
-    yield b"\n]}\n"
+    start = json.dumps(head, ensure_ascii=False)[:-1]
+    return start.encode("utf-8", "backslashreplace") + b', "documents": ['
+
+
+def line_spans(data):
+    """Return the spans of the documents' lines, or None when they are not one a line.
+
+    >>> line_spans(b'{"documents": [\\n{"a": 1},\\n{"b": 2}\\n]}\\n')
+    [(16, 24), (26, 34)]
+    """
+    end = len(data) - len(b"\n]}\n")
+    start = data.find(b"\n") + 1
+    if not data.endswith(b"\n]}\n") or data[start - 2 : start] != b"[\n":
+        return None
+    spans = []
+    while start < end:
+        stop = data.find(b",\n", start, end)
+        stop = end if stop < 0 else stop
+        if data[start : start + 1] != b"{" or data[stop - 1 : stop] != b"}":
+            return None
+        if data.find(b"\n", start, stop) >= 0:
+            return None
+        spans.append((start, stop))
+        start = stop + len(b",\n")
+    return spans
+
+
+def line_digest(line):
+    """Return 64 bits that stand for a line, against accident rather than malice.
+
+    Whoever can forge an index can write the truth itself.  A cryptographic digest
+    would cost each search the loading of a library.
+    """
+    return zlib.adler32(line) << 32 | zlib.crc32(line)
+
+
+# =============================================================================
+# 25. Store -- knowledge.json, and the index derived from it
+#    Uses: Settings, Errors, Chunks, Segments, Ranking, Files, Format
+# =============================================================================
+
+# knowledge.json is the truth and is only ever replaced whole.  Beside it lies what is
+# derived from it and may be deleted at any time:
+#
+#     index/SEAL.seg      a segment, never changed
+#     index/STAMP.map     for the one version of knowledge.json with that stamp (size,
+#                         time, inode): where each document's line lies, its digest, and
+#                         its number in the segments
+#
+# A reader takes no lock.  It maps both, and reads of the file only the lines it shows.
+# A version without a map, or with a damaged one, is read whole once: lines with a known
+# digest keep their postings, only the others are tokenised.  So a writer need not make
+# file and map change at one moment, and a crash between them costs time, not truth.
+
+MAP_LINE = struct.Struct("=QIQ")    # of a document's line: offset, bytes, digest
+
+
+class StaleError(Exception):
+    """knowledge.json is no longer the version that was opened; open it again."""
+
+
+class Base:
+    """One version of knowledge.json, and the index over it.
+
+    path    str, where it lies; empty for one in memory
+    stamp   of the version; None when there is no file yet
+    roots   list of {"source", "chunker"}
+    index   Index; a document's number is its position in the file
+    lines   packed MAP_LINEs in order of position; None when the file has been
+            reformatted, so that documents are not a line each
+    names   callable -> ([source], [kind]) in order of position
+    kept    whether the index lies on disk
+    """
+
+    def __init__(self, path, stamp, roots, index, lines, names, kept=False):
+        self.path, self.stamp, self.roots, self.index = path, stamp, roots, index
+        self.lines, self.names, self.kept = lines, names, kept
+
+    def read(self, numbers):
+        """Return the Documents of some numbers, reading their lines alone.
+
+        Raises StaleError when the file is no longer of this version
+        """
+        if self.lines is None:
+            documents = list(self.documents())
+            return [documents[number] for number in numbers]
+        if not numbers:
+            return []
+        try:
+            with open(self.path, "rb") as file:
+                if stamp_of(file.fileno()) != self.stamp:
+                    raise StaleError
+                return [self._read_line(file, number) for number in numbers]
+        except FileNotFoundError:
+            raise StaleError from None
+        except OSError as error:
+            raise StorageError(f"cannot read {self.path}: {os_reason(error)}") from None
+
+    def _read_line(self, file, number):
+        start, size, digest = MAP_LINE.unpack_from(self.lines, number * MAP_LINE.size)
+        file.seek(start)
+        return parse_line(proved(file.read(size), digest))
+
+    def documents(self):
+        """Return all Documents, in order; raises as read does."""
+        if self.stamp is None:
+            return []
+        data, stamp = read_stamped(self.path)
+        if stamp != self.stamp:
+            raise StaleError
+        if self.lines is None:
+            return unique(parse_knowledge(data)[1])
+        rows = MAP_LINE.iter_unpack(self.lines)
+        return [parse_line(proved(data[start : start + size], digest))
+                for start, size, digest in rows]
+
+
+def new_base(path=""):
+    """Return a Base without documents."""
+    return Base(path, None, [], Index(), b"", lambda: ([], []))
+
+
+def proved(line, digest):
+    """Return a line that has the digest; raises DamageError when it has not."""
+    if line_digest(line) != digest:
+        raise DamageError("The index belongs to another knowledge.json")
+    return line
+
+
+def unique(documents):
+    """Return the documents, the last of each source at the place of the first."""
+    return list({document.source: document for document in documents}.values())
+
+
+def read_base(home, trusted=True):
+    """Return the Base of the knowledge.json in a home, indexed as far as it was not.
+
+    trusted  False when an index file has proved damaged: none is used then
+    Raises   ValueError when knowledge.json is damaged, StorageError when unreadable
+    """
+    path = os.path.join(home, "knowledge.json")
+    base = mapped_base(path, stamp_of(path)) if trusted else None
+    return base or caught_up(path, newest_map(path) if trusted else None)
+
+
+def caught_up(path, old):
+    """Return the Base of a file read whole, with the postings of the lines of old."""
+    data, stamp = read_stamped(path)
+    if data is None:
+        return new_base(path)
+    with contextlib.suppress(ValueError):   # raised again below, where it is one
+        base = caught_up_lines(path, stamp, data, old)
+        if base:
+            return base
+    roots, documents = parse_knowledge(data)
+    index, documents = Index(), unique(documents)
+    for number, document in enumerate(documents):
+        index.add(number, document.title, document.text, document.chunks)
+    return Base(path, stamp, roots, index, None, lambda: names_of(documents))
+
+
+def names_of(documents):
+    """Return ([source], [kind])."""
+    return [d.source for d in documents], [d.kind for d in documents]
+
+
+def caught_up_lines(path, stamp, data, old):
+    """As caught_up; None when the file is not a document a line, each of its source."""
+    spans = line_spans(data)
+    if spans is None:
+        return None
+    roots, _ = parse_knowledge(data[: data.find(b"\n")] + b"]}")
+    known, (old_sources, old_kinds) = {}, ([], [])
+    if old:
+        rows = enumerate(MAP_LINE.iter_unpack(old.lines))
+        known = {(size, digest): number for number, (_, size, digest) in rows}
+        old_sources, old_kinds = old.names()
+    numbers, fresh, sources, kinds, lines = {}, [], [], [], bytearray()
+    for number, (start, stop) in enumerate(spans):
+        line = data[start:stop]
+        digest = line_digest(line)
+        lines += MAP_LINE.pack(start, stop - start, digest)
+        old_number = known.pop((stop - start, digest), None)
+        if old_number is None:
+            document = parse_line(line)
+            fresh.append((number, document.title, document.text, document.chunks))
+            sources.append(document.source)
+            kinds.append(document.kind)
+        else:
+            numbers[old_number] = number
+            sources.append(old_sources[old_number])
+            kinds.append(old_kinds[old_number])
+    if len(set(sources)) < len(sources):
+        return None
+    index = old.index if old else Index()
+    index.renumber(numbers)
+    for row in fresh:
+        index.add(*row)
+    return Base(path, stamp, roots, index, lines, lambda: (sources, kinds))
+
+
+def write_base(base, documents, changed, roots):
+    """Replace knowledge.json; -> the Base of what was written, its index not yet.
+
+    base       Base that the file is now, its index already that of documents
+    documents  {source: Document}, all that are to be in it, in order
+    changed    sources whose lines differ from those of base
+    Raises     StorageError; the old file is whole then
+    """
+    sources, kinds, lines = list(documents), [], bytearray()
+    kept = {}
+    if base.lines is not None:
+        rows = zip(base.names()[0], MAP_LINE.iter_unpack(base.lines))
+        kept = {source: row for source, row in rows if source not in changed}
+
+    def _content(old):
+        head = knowledge_head(roots)
+        yield head + b"\n"
+        at = len(head) + 1
+        for i, (source, document) in enumerate(documents.items()):
+            if source in kept:
+                start, size, digest = kept[source]
+                old.seek(start)
+                line = proved(old.read(size), digest)   # never copied unseen
+            else:
+                line = document_line(document)
+                digest = line_digest(line)
+            lines.extend(MAP_LINE.pack(at, len(line), digest))
+            kinds.append(document.kind)
+            line += b",\n" if i < len(documents) - 1 else b"\n"
+            at += len(line)
+            yield line
+        yield b"]}\n"
+
+    with open(base.path, "rb") if kept else io.BytesIO() as old:
+        write_atomic(base.path, _content(old))
+    stamp = stamp_of(base.path)
+    return Base(base.path, stamp, roots, base.index, lines, lambda: (sources, kinds))
+
+
+# The map: a line for each document | the numbers of each segment | its dead units |
+# catalogue (JSON) | sources and kinds (JSON).
+
+
+@cache
+def method_digest():
+    """Return a number that changes with the tokeniser, the weights and the format."""
+    text = "getUserName() stores 3.11 naïve classes' settings. 历史压缩的阈值 = 12,000"
+    chunks = Chunk(0, len(text) // 2, "Setting > 压缩"), Chunk(len(text) // 2, len(text))
+    return line_digest(build_segment([("A title", text, chunks)]))
+
+
+def map_path(path, stamp):
+    """Return where the map of one version of a knowledge.json lies."""
+    name = "-".join(map(str, stamp)) + ".map"
+    return os.path.join(os.path.dirname(path), "index", name)
+
+
+def write_index(base):
+    """Write the index of a base beside it, drop what no longer counts; with its lock.
+
+    Raises StorageError when the index cannot be written; the base is whole without
+    """
+    base.index.flush()
+    path = map_path(base.path, base.stamp)
+    folder, mode = os.path.dirname(path), os.stat(base.path).st_mode & 0o777
+    try:
+        os.makedirs(folder, exist_ok=True)
+        for segment in base.index.segments:
+            if not segment.name:
+                name = f"{line_digest(segment.buffer):016x}.seg"
+                write_atomic(os.path.join(folder, name), [segment.buffer], mode)
+                segment.name = name
+        write_atomic(path, [packed_map(base)], mode)
+        base.kept = True
+        kept = {os.path.basename(path), *(s.name for s in base.index.segments)}
+        for name in set(os.listdir(folder)) - kept:
+            with contextlib.suppress(OSError):      # Windows, while a reader maps it
+                os.unlink(os.path.join(folder, name))
+    except OSError as error:
+        raise StorageError(f"cannot write {folder}: {os_reason(error)}") from None
+
+
+def packed_map(base):
+    """Return the bytes of the map of a base."""
+    segments = base.index.segments
+    catalogue = json.dumps({
+        "stamp": base.stamp, "method": method_digest(), "roots": base.roots,
+        "lines": base.lines is not None,
+        "segments": [[s.name, s.seal, s.documents, len(s.dead)] for s in segments],
+    }).encode("ascii")
+    names = json.dumps(base.names()).encode("ascii")
+    lines = base.lines or b""
+    parts = [lines, *(array("I", s.numbers) for s in segments),
+             *(array("I", sorted(s.dead)) for s in segments), catalogue, names]
+    counts = len(lines), len(catalogue), len(names), 0, 0
+    return seal(MAP_MAGIC, counts, parts)
+
+
+def mapped_base(path, stamp):
+    """Return the Base of a version that has a whole map and segments, or None."""
+    if stamp is None:
+        return None
+    try:
+        base = open_map(path, map_path(path, stamp))
+    except (OSError, DamageError, ValueError, KeyError, TypeError):
+        return None
+    return base if base.stamp == stamp else None
+
+
+def newest_map(path):
+    """Return the Base of the newest version that has a whole map and lines, or None."""
+    folder = os.path.join(os.path.dirname(path), "index")
+    try:
+        found = [os.path.join(folder, name) for name in os.listdir(folder)]
+        maps = sorted((os.path.getmtime(name), name) for name in found
+                      if name.endswith(".map"))
+    except OSError:
+        return None
+    for _, name in reversed(maps):
+        with contextlib.suppress(OSError, DamageError, ValueError, KeyError, TypeError):
+            base = open_map(path, name)
+            if base.lines is not None:
+                return base
+    return None
+
+
+def open_map(path, name):
+    """Return the Base that a map describes; the file may be another version by now.
+
+    Raises OSError, DamageError, ValueError, KeyError or TypeError when it is not whole
+    """
+    sealed = Sealed(mapped(name), MAP_MAGIC)
+    lines_size, catalogue_size, names_size, _, _ = sealed.counts
+    names_at = sealed.size - names_size
+    catalogue_at = names_at - catalogue_size
+    catalogue = json.loads(bytes(sealed.view(catalogue_at, names_at)))
+    if catalogue["method"] != method_digest():
+        raise DamageError("An index was made by another version")
+    at = HEADER.size + lines_size
+    numbers, dead = [], []
+    for rows, column in ((numbers, 2), (dead, 3)):
+        for entry in catalogue["segments"]:
+            rows.append(sealed.view(at, at + 4 * entry[column]).cast("I"))
+            at += 4 * entry[column]
+    segments = []
+    for (segment_name, proof, _, _), *state in zip(
+        catalogue["segments"], numbers, dead
+    ):
+        file = os.path.join(os.path.dirname(name), segment_name)
+        segments.append(Segment(mapped(file), *state, segment_name))
+        if segments[-1].seal != proof:
+            raise DamageError("A segment is not the one that was written")
+
+    @cache
+    def _read_names():
+        return json.loads(bytes(sealed.view(names_at, sealed.size)))
+
+    # Not checked as a block: each line is checked against its digest when it is read.
+    lines = sealed.buffer[HEADER.size : HEADER.size + lines_size]
+    return Base(path, tuple(catalogue["stamp"]), catalogue["roots"], Index(segments),
+                lines if catalogue["lines"] else None, _read_names, kept=True)
+
+
+def mapped(path):
+    """Return a file as a memory map; raises OSError or ValueError."""
+    import mmap
+
+    with open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+# =============================================================================
+# 26. Knowledge -- the documents and their index
+#    Uses: Settings, Errors, Chunks, Segments, Ranking, Documents, Files, Sources, Store
+# =============================================================================
+
+# Opening reads no document: a search takes the few it shows from the file, and only a
+# change, or who asks for all of them, has them all read.  Changes are collected, and
+# save() applies them inside the lock to the file as it is then: two processes that add
+# at once lose nothing.  A number stands for a document in the index: its position in
+# the file, or for a new one the next that is free.
+
+
+def in_scope(source, scopes):
+    """Tell whether a source is named by one of the scopes; no scopes means all.
+
+    scopes  names of sources or folders, addresses' beginnings, or globs
+    >>> in_scope("notes/a.md", ["notes"]), in_scope("notes2/a.md", ["notes"])
+    (True, False)
+    """
+    for scope in scopes:
+        folder = scope.rstrip("/") + "/"
+        if source == scope or scope == "." or source.startswith(folder):
+            return True
+        if fnmatch.fnmatchcase(source, scope):
+            return True
+    return not scopes
 
 
 class Knowledge:
@@ -4821,7 +5231,6 @@ class Knowledge:
         self._clock = clock
         self._changes = {}      # source -> Document, or None when removed
         self._root_changes = {}
-        self._stamp = None      # of the file that was read; None when there is none
         self._load()
 
     @property
@@ -4831,31 +5240,85 @@ class Knowledge:
 
     # Reading
 
-    def _load(self):
-        self.roots, self.documents, self._index = [], {}, None
-        if not self.home:
-            return
-        data, self._stamp = read_stamped(self.path)
-        if data is None:
-            return
+    def _load(self, trusted=True):
+        self._documents = self._catalogue = None
         try:
-            self.roots, documents = parse_knowledge(data)
+            self._base = read_base(self.home, trusted) if self.home else new_base()
         except ValueError as error:
             self._set_aside(" ".join(str(error).split()))
-            return
-        self.documents = {document.source: document for document in documents}
+            self._base = new_base(self.path)
+        self.roots = list(self._base.roots)
+
+    def _sound(self, action):
+        """Return what action returns; open the base anew when it meets a bad one."""
+        for _ in range(READ_TRIES):
+            try:
+                return action()
+            except StaleError:
+                self._reload()
+            except DamageError:
+                self._reload(trusted=False)
+        return action()
+
+    def _reload(self, trusted=True):
+        """Read the file as another process left it; put our changes on top."""
+        self._load(trusted)
+        for source, document in self._changes.items():
+            self._apply(source, document)
+        for source, chunker in self._root_changes.items():
+            self._apply_root(source, chunker)
 
     def _set_aside(self, reason):
-        self.damaged, self._stamp = keep_aside(self.path), None
+        self.damaged = keep_aside(self.path)
         self.notices.append(
             f"{self.path} is damaged ({reason}): kept as "
             f"{os.path.basename(self.damaged)}; add your sources again, or mend that "
             "file and put it back"
         )
 
+    @property
+    def documents(self):
+        """All documents, {source: Document} in the order of the file."""
+        if self._documents is None:
+            documents = self._sound(lambda: self._base.documents())
+            self._documents = {document.source: document for document in documents}
+        return self._documents
+
+    @property
+    def sources(self):
+        """The sources of all documents, in order; reads no document."""
+        return list(self._numbers)
+
+    @property
+    def _numbers(self):
+        """{source: number}"""
+        self._load_names()
+        return self._catalogue[0]
+
+    @property
+    def _names(self):
+        """[(source, kind)] by number, of removed documents too"""
+        self._load_names()
+        return self._catalogue[1]
+
+    def _load_names(self):
+        if self._catalogue is None:
+            names = self._sound(lambda: self._base.names())
+            numbers = {source: number for number, source in enumerate(names[0])}
+            self._catalogue = numbers, [*zip(*names)]
+
     def get(self, source):
         """Return the Document of a source, or None."""
-        return self.documents.get(source)
+        return self._sound(lambda: self._get(source))
+
+    def _get(self, source):
+        number = self._numbers.get(source)
+        return None if number is None else self._read([number])[0]
+
+    def _read(self, numbers):
+        if self._documents is None:
+            return self._base.read(numbers)
+        return [self._documents[self._names[number][0]] for number in numbers]
 
     def is_stale(self, document):
         """Tell whether the file of a document is gone or no longer what was read."""
@@ -4864,20 +5327,6 @@ class Knowledge:
         path = os.path.join(self.root, document.source)
         added = calendar.timegm(time.strptime(document.added_at, "%Y-%m-%dT%H:%M:%SZ"))
         return changed_since(path, added, document.sha256)
-
-    def index(self):
-        """Return the Index over all documents, built when it is first needed."""
-        if self._index is None:
-            self._index, self._sources, self._numbers = Index(), [], {}
-            for document in self.documents.values():
-                self._enter(document)
-        return self._index
-
-    def _enter(self, document):
-        number = self._numbers.setdefault(document.source, len(self._sources))
-        if number == len(self._sources):
-            self._sources.append(document.source)
-        self._index.add(number, document.title, document.text, document.chunks)
 
     def search(self, query, k=HITS, sources=(), kinds=()):
         """Return the k best chunks for a query, best first.
@@ -4888,17 +5337,35 @@ class Knowledge:
         kinds    kinds of documents to search in; none means all
         ->       list[Hit], score > 0, ties by document order, then chunk
         """
+        return self._sound(lambda: self._search(query, k, sources, kinds))
+
+    def _search(self, query, k, sources, kinds):
         def _wanted(number):
-            document = self.documents[self._sources[number]]
-            in_kinds = not kinds or document.kind in kinds
-            return in_kinds and in_scope(document.source, sources)
+            source, kind = self._names[number]
+            return (not kinds or kind in kinds) and in_scope(source, sources)
 
         filtered = bool(sources or kinds)
-        found = self.index().search(query, k, _wanted if filtered else None)
-        return [self._hit(rank, *row) for rank, row in enumerate(found, 1)]
+        found = self._base.index.search(query, k, _wanted if filtered else None)
+        numbers = list({number: None for _, number, _ in found})
+        documents = dict(zip(numbers, self._read(numbers)))
+        self._keep_index()
+        return [self._hit(rank, score, documents[number], i)
+                for rank, (score, number, i) in enumerate(found, 1)]
 
-    def _hit(self, rank, score, number, i):
-        document = self.documents[self._sources[number]]
+    def _keep_index(self):
+        """Write an index that had to be caught up, unless somebody else is at it."""
+        base = self._base
+        if base.kept or base.stamp is None or self._changes:
+            return
+        try:
+            with Lock(os.path.join(self.home, "lock"), timeout_s=0):
+                if stamp_of(self.path) == base.stamp:
+                    write_index(base)
+        except StorageError as error:
+            self.notices.append(f"the index is built anew each time: {error}")
+        base.kept = True
+
+    def _hit(self, rank, score, document, i):
         chunk, text = document.chunks[i], document.text
         line = text.count("\n", 0, chunk.start) + 1
         body = text[chunk.start : chunk.end]
@@ -4910,7 +5377,12 @@ class Knowledge:
 
     def idf(self, token):
         """Return the weight of a token by how few chunks hold it."""
-        return self.index().idf(token)
+        return self._sound(lambda: self._base.index.idf(token))
+
+    def explain(self, query, hits):
+        """Return what each token of a query gave to each hit; see Index.explain."""
+        found = [(self._numbers[hit.source], hit.chunk - 1) for hit in hits]
+        return self._sound(lambda: self._base.index.explain(query, found))
 
     # Changing
 
@@ -4939,29 +5411,33 @@ class Knowledge:
         old = self.documents.get(document.source)
         if old and old._replace(added_at=document.added_at) == document:
             return "unchanged"
-        self._changes[document.source] = document
-        self._apply(document.source, document)
+        self._change(document.source, document)
         return "updated" if old else "added"
 
     def remove(self, source):
         """Drop one document; -> whether there was one."""
         if source not in self.documents:
             return False
-        self._changes[source] = None
-        self._apply(source, None)
+        self._change(source, None)
         return True
 
+    def _change(self, source, document):
+        self._changes[source] = document
+        self._sound(lambda: self._apply(source, document))
+
     def _apply(self, source, document):
-        if self._index is not None and source in self.documents:
-            self._index.remove(self._numbers[source])
+        """Bring one change into the documents and the index; twice does no harm."""
+        index, numbers, names = self._base.index, self._numbers, self._names
+        if source in self.documents:
+            index.remove(numbers[source])
         if document is None:
             self.documents.pop(source, None)
-            if self._index is not None:
-                self._numbers.pop(source, None)
+            numbers.pop(source, None)
             return
+        number = numbers.setdefault(source, len(names))
+        names[number : number + 1] = [(source, document.kind)]
         self.documents[source] = document
-        if self._index is not None:
-            self._enter(document)
+        index.add(number, document.title, document.text, document.chunks)
 
     def add_root(self, source, chunker="auto"):
         """Remember a folder or glob, so that sync finds its new files."""
@@ -4991,23 +5467,23 @@ class Knowledge:
         """
         if not self.home or not (self._changes or self._root_changes):
             return
+        self._sound(lambda: self._base.index.flush())    # the long part, without lock
         make_home(self.home)
         with Lock(os.path.join(self.home, "lock")):
-            remove_leftovers(self.path)
-            if stamp_of(self.path) != self._stamp:
-                self._rebase()
-            documents = self.documents.values()
-            write_atomic(self.path, knowledge_parts(self.roots, documents))
-            self._stamp = stamp_of(self.path)
-        self._changes, self._root_changes = {}, {}
-
-    def _rebase(self):
-        """Read the file again as another process left it; put our changes on top."""
-        self._load()
-        for source, document in self._changes.items():
-            self._apply(source, document)
-        for source, chunker in self._root_changes.items():
-            self._apply_root(source, chunker)
+            if stamp_of(self.path) != self._base.stamp:
+                self._reload()
+            base = self._sound(lambda: write_base(
+                self._base, self.documents, self._changes, self.roots
+            ))
+            base.index.renumber({
+                self._numbers[source]: i for i, source in enumerate(self.documents)
+            })
+            self._base = base
+            try:
+                write_index(self._base)
+            except StorageError as error:
+                self.notices.append(f"the index is built anew each time: {error}")
+        self._changes, self._root_changes, self._catalogue = {}, {}, None
 
 
 def root_of(home):
@@ -5018,7 +5494,7 @@ def root_of(home):
 
 
 # =============================================================================
-# 25. Ingest -- plan, ask, add, sync and remove
+# 27. Ingest -- plan, ask, add, sync and remove
 #    Uses: Errors, Text, Chunks, Documents, Files, Sources, Knowledge, Settings
 # =============================================================================
 
@@ -5228,13 +5704,13 @@ def missing_anchor(knowledge, source):
 
 
 # =============================================================================
-# 26. Memory -- long-term facts and the working memory
+# 28. Memory -- long-term facts and the working memory
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 27. Model -- chat completions: retries, what a server takes, errors as sentences
+# 29. Model -- chat completions: retries, what a server takes, errors as sentences
 #    Uses: Settings, Errors, Text, Protocol, Deltas, Addresses, Network, Http
 # =============================================================================
 
@@ -5551,19 +6027,19 @@ def retry_wait_s(headers, number, now_s, chance=None):
 
 
 # =============================================================================
-# 28. Tools -- a table of what the agent can do
+# 30. Tools -- a table of what the agent can do
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 29. Agent -- the loop; yields events, never prints
+# 31. Agent -- the loop; yields events, never prints
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 30. Console -- printing, asking and progress under any encoding
+# 32. Console -- printing, asking and progress under any encoding
 #    Uses: Settings, Text
 # =============================================================================
 
@@ -5775,7 +6251,7 @@ def fit(text, columns):
 
 
 # =============================================================================
-# 31. Consent -- ask once, and remember what the user wants remembered
+# 33. Consent -- ask once, and remember what the user wants remembered
 #    Uses: Settings, Text, Permissions, Folders
 # =============================================================================
 
@@ -5890,7 +6366,7 @@ class Consent:
 
 
 # =============================================================================
-# 32. Arguments -- the words of a command line to a command and its options [pure]
+# 34. Arguments -- the words of a command line to a command and its options [pure]
 #    Uses: Errors, Text
 # =============================================================================
 
@@ -6055,7 +6531,7 @@ def _option_rows(options):
 
 
 # =============================================================================
-# 33. Intake -- the commands that add, sync and remove
+# 35. Intake -- the commands that add, sync and remove
 #    Uses: Errors, Text, Folders, Sources, Knowledge, Ingest, Consent, Arguments
 # =============================================================================
 
@@ -6232,7 +6708,7 @@ def report_json(report):
 
 
 # =============================================================================
-# 34. Asking -- the commands that list, show, search and ask
+# 36. Asking -- the commands that list, show, search and ask
 #    Uses: Settings, Errors, Text, Answers, Intake
 # =============================================================================
 
@@ -6473,7 +6949,7 @@ class Talk:
 
 
 # =============================================================================
-# 35. Prompt -- the interactive prompt
+# 37. Prompt -- the interactive prompt
 #    Uses: Settings, Errors, Text, Console, Arguments
 # =============================================================================
 
@@ -6683,7 +7159,7 @@ def mend(line, encoding):
 
 
 # =============================================================================
-# 36. Command line -- the table of commands, and main
+# 38. Command line -- the table of commands, and main
 #    Uses: Settings, Errors, Chunks, Folders, Console, Arguments, Intake, Asking, Prompt
 # =============================================================================
 

@@ -2986,22 +2986,308 @@ class Test22PagesRequests(PageCases, unittest.TestCase):
 
 
 # =============================================================================
-# 24. Knowledge
+# 24. Format
+# =============================================================================
+
+def document(source, text, kind="text"):
+    chunks = tuple(lr.cut(text, kind))
+    return lr.Document("", source, kind, text, chunks, "2026-01-02T03:04:05Z", "0")
+
+
+class Test24Format(unittest.TestCase):
+    """The bytes of knowledge.json, whole and line by line."""
+
+    def test_a_document_survives_its_line(self):
+        for text in ("plain", "第一\n二\t\"quoted\" \\", "half \ud83c", "\0"):
+            for given in (False, True):
+                before = document("a/b.txt", text)._replace(given=given)
+                line = lr.document_line(before)
+                self.assertNotIn(b"\n", line)
+                self.assertEqual(lr.parse_line(line), before)
+
+    def test_spans_only_of_a_document_a_line(self):
+        head = lr.knowledge_head([]) + b"\n"
+        for body, expected in [
+            (b"", []), (b'{"a": 1}', ['{"a": 1}']),
+            (b'{"a": 1},\n{"b": 2}', ['{"a": 1}', '{"b": 2}']),
+            (b'{"a": 1}\n{"b": 2}', None), (b'{"a": 1},\r\n{"b": 2}', None),
+            (b'{"a":\n1}', None), (b'{"a": 1},', None), (b'\n{"a": 1}', None),
+        ]:
+            data = head + body + (b"\n" if body else b"") + b"]}\n"
+            with self.subTest(body=body):
+                spans = lr.line_spans(data)
+                found = spans and [data[start:stop].decode() for start, stop in spans]
+                self.assertEqual(found, expected)
+        for data in (b"", b"]}\n", b"\n]}\n", head, head + b"]}", b"x" + b"\n]}\n"):
+            self.assertIsNone(lr.line_spans(data))
+
+    def test_a_damaged_line_has_a_reason(self):
+        good = lr.document_line(document("a.txt", "alpha"))
+        for old, new in [(b"alpha", b"\xff"), (b'"text":', b'"txet":'), (b"{", b"["),
+                         (b"[[0, 5", b"[[0, 6"), (b'"a.txt"', b"7")]:
+            with self.subTest(new=new), self.assertRaises(ValueError):
+                lr.parse_line(good.replace(old, new, 1))
+
+
+# =============================================================================
+# 25. Store
+# =============================================================================
+
+class Test25Store(unittest.TestCase):
+    """The index on disk finds what one in memory finds, whatever happens to it."""
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.home = os.path.join(os.path.realpath(scratch.name), ".lightrag")
+        self.json = os.path.join(self.home, "knowledge.json")
+        self.index = os.path.join(self.home, "index")
+
+    def filled(self, count=40, seed=1):
+        """Save a base of random documents; -> one in memory with the same."""
+        disk, memory = lr.Knowledge(self.home), lr.Knowledge(None)
+        for base in (disk, memory):
+            for i, (title, text, _) in enumerate(random_documents(count, seed)):
+                base.add_text(text + " word", source=f"d{i}.txt", title=title)
+        disk.save()
+        return memory
+
+    def files(self, ending=""):
+        """Paths of the files of the index, in order."""
+        names = sorted(os.listdir(self.index)) if os.path.isdir(self.index) else []
+        return [os.path.join(self.index, name) for name in names if ending in name]
+
+    def assert_same(self, memory, disk=None):
+        """The base on disk finds what the one in memory finds."""
+        disk = disk or lr.Knowledge(self.home)
+        for query in ("red", "blue fish", "蓝鱼 v1.2 one", "getUserName word", "none"):
+            expected = [self.essence(hit) for hit in memory.search(query, 9)]
+            found = [self.essence(hit) for hit in disk.search(query, 9)]
+            self.assertEqual(found, expected, query)
+        self.assertEqual(disk.idf("red"), memory.idf("red"))
+        return disk
+
+    def essence(self, hit):
+        return hit.source, hit.chunk, hit.start, hit.end, hit.score, hit.text
+
+    def bytes_of(self, path):
+        with open(path, "rb") as file:
+            return file.read()
+
+    def put_bytes(self, path, data):
+        with open(path, "wb") as file:
+            file.write(data)
+
+    def test_a_search_reads_the_lines_it_shows_and_no_more(self):
+        memory = self.filled()
+        disk = self.assert_same(memory)
+        self.assertIsNone(disk._documents)
+        self.assertEqual(disk.get("d3.txt").text, memory.get("d3.txt").text)
+        self.assertIsNone(disk.get("nowhere"))
+        self.assertEqual(disk.sources, list(memory.documents))
+        found = disk.search("red", 40, sources=["d1*"])
+        self.assertEqual(
+            [self.essence(hit) for hit in found],
+            [self.essence(hit) for hit in memory.search("red", 40, sources=["d1*"])],
+        )
+        self.assertIsNone(disk._documents)
+        self.assertEqual(
+            disk.explain("red", found)[0]["chunks"],
+            memory.explain("red", found)[0]["chunks"],
+        )
+
+    def test_saves_one_by_one_equal_one_in_memory(self):
+        chance = random.Random(7)
+        supply = iter(random_documents(300, seed=7))
+        memory = lr.Knowledge(None)
+        for step in range(24):
+            disk = lr.Knowledge(self.home)
+            for _ in range(chance.choice([1, 1, 2, 12])):
+                source, (title, text, _) = f"d{chance.randint(0, 60)}.txt", next(supply)
+                for base in (memory, disk):
+                    base.add_text(text + " word", source, title)
+            for source in chance.sample(sorted(memory.documents), step % 3):
+                for base in (memory, disk):
+                    base.remove(source)
+            if step % 2:
+                self.assert_same(memory, disk)      # before it is saved
+            disk.save()
+            self.assert_same(memory, disk)
+            self.assert_same(memory)
+            self.assertEqual(list(disk.documents.values()),
+                             list(lr.Knowledge(self.home).documents.values()))
+            self.assertEqual(len(self.files(".map")), 1)
+            self.assertLess(len(self.files(".seg")), 6)
+
+    def test_a_changed_document_leaves_the_other_lines_and_segments_alone(self):
+        self.filled(60)
+        lines, segments = self.bytes_of(self.json).split(b"\n"), self.files(".seg")
+        disk = lr.Knowledge(self.home)
+        disk.add_text("one new", source="d30.txt")
+        disk.save()
+        after = self.bytes_of(self.json).split(b"\n")
+        self.assertEqual(
+            [i for i, (a, b) in enumerate(zip(lines, after)) if a != b], [31]
+        )
+        self.assertLess(set(segments), set(self.files(".seg")))
+
+    def test_a_damaged_lost_or_foreign_index_changes_no_answer(self):
+        memory = self.filled(30)
+        lr.Knowledge(self.home).search("red")
+        good = {path: self.bytes_of(path) for path in self.files()}
+        (seg,), (map_file,) = self.files(".seg"), self.files(".map")
+        bad = [(path, data[:size]) for path, data in good.items()
+               for size in (0, 1, 39, len(data) // 2, len(data) - 1)]
+        chance = random.Random(3)
+        for path, data in good.items():
+            for _ in range(25):
+                flipped = bytearray(data)
+                flipped[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+                bad.append((path, bytes(flipped)))
+        bad += [(seg, good[map_file]), (map_file, good[seg]), (seg, b"\0" * 999)]
+        bad += [(seg, lr.build_segment([("", "red", [lr.Chunk(0, 3)])] * 30))]
+        for path, data in bad:
+            with self.subTest(path=path[-3:], size=len(data)):
+                for name, content in good.items():
+                    self.put_bytes(name, content)
+                self.put_bytes(path, data)
+                disk = self.assert_same(memory)
+                self.assertEqual(disk.notices, [])
+        for path in good:
+            os.unlink(path)
+            self.assert_same(memory)
+            self.assertEqual(len(self.files()), 2)
+
+    def test_the_index_of_another_base_is_not_used(self):
+        self.filled(20, seed=1)
+        other = {path: self.bytes_of(path) for path in self.files()}
+        os.unlink(self.json)
+        memory = self.filled(25, seed=2)
+        (map_file,) = self.files(".map")
+        for path, data in other.items():
+            self.put_bytes(path, data)
+            if path.endswith(".map"):
+                self.put_bytes(map_file, data)
+        self.assert_same(memory)
+
+    def test_hand_edits_are_seen_and_keep_what_they_leave(self):
+        self.filled(30)
+        for old, new in [(b"red", b"dog"), (b"word", b"fish"), (b"one", b"two")]:
+            data = self.bytes_of(self.json)
+            lines = data.split(b"\n")
+            edited = next(i for i, line in enumerate(lines) if old in line)
+            lines[edited] = lines[edited].replace(old, new)
+            lines[edited + 1], lines[edited + 2] = lines[edited + 2], lines[edited + 1]
+            del lines[edited + 3]
+            self.put_bytes(self.json, b"\n".join(lines))
+            memory = lr.Knowledge(None)
+            for record in json.loads(b"\n".join(lines))["documents"]:
+                memory.put(lr.document_of(record))
+            before = self.files(".seg")
+            self.assert_same(memory)
+            self.assertTrue({*before} & {*self.files(".seg")}, "all is tokenised anew")
+
+    def test_a_file_in_another_shape_is_read_all_the_same(self):
+        memory = self.filled(12)
+        whole = json.loads(self.bytes_of(self.json))
+        for name, data in [
+            ("indented", json.dumps(whole, indent=1).encode()),
+            ("one line", json.dumps(whole).encode()),
+            ("CRLF", self.bytes_of(self.json).replace(b"\n", b"\r\n")),
+        ]:
+            with self.subTest(name):
+                self.put_bytes(self.json, data)
+                self.assert_same(memory)
+                disk = self.assert_same(memory)
+                self.assertEqual(self.bytes_of(self.json), data)
+        disk.add_text("new", source="new.txt")
+        memory.add_text("new", source="new.txt")
+        disk.save()
+        self.assertEqual(len(lr.line_spans(self.bytes_of(self.json))), 13)
+        self.assert_same(memory)
+
+    def test_of_two_lines_with_one_source_the_last_counts(self):
+        memory = self.filled(6)
+        lines = self.bytes_of(self.json).split(b"\n")
+        lines.insert(1, lines[3].replace(b'"text": "', b'"text": "dog '))
+        self.put_bytes(self.json, b"\n".join(lines))
+        found = self.assert_same(memory).search("word", 99)
+        self.assertEqual(len({h.source for h in found}), 6)
+        self.assertEqual(len(lr.Knowledge(self.home).documents), 6)
+
+    def test_a_reader_goes_on_while_the_file_is_replaced(self):
+        memory = self.filled(20)
+        reader, writer = lr.Knowledge(self.home), lr.Knowledge(self.home)
+        self.assert_same(memory, reader)
+        for base in (memory, writer):
+            base.remove("d3.txt")
+            base.add_text("red fish word", source="d99.txt")
+        writer.save()
+        self.assert_same(memory, reader)
+        self.assertEqual(list(reader.documents), list(memory.documents))
+
+    @unittest.skipUnless(SLOW, "LRAG_TEST_SLOW=1 runs it")
+    def test_killed_at_any_moment(self):
+        self.filled(30)
+        code = (
+            "import importlib.util, random, sys\n"
+            "spec = importlib.util.spec_from_file_location('lr', sys.argv[1])\n"
+            "lr = sys.modules['lr'] = importlib.util.module_from_spec(spec)\n"
+            "spec.loader.exec_module(lr)\n"
+            "chance = random.Random(int(sys.argv[3]))\n"
+            "while True:\n"
+            "    base = lr.Knowledge(sys.argv[2])\n"
+            "    text = ' '.join(chance.choices(['red', 'blue', 'one', 'word'], k=9))\n"
+            "    base.add_text(text, source=f'd{chance.randint(0, 40)}.txt')\n"
+            "    print('saving', flush=True)\n"
+            "    base.save()\n"
+            "    print('saved', flush=True)\n"
+        )
+        chance, in_save = random.Random(5), 0
+        for kill in range(200):
+            command = [sys.executable, "-c", code, FILE, self.home, str(kill)]
+            with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+                child.stdout.readline()
+                time.sleep(chance.random() * 0.008)
+                child.kill()
+                said = child.stdout.read().split()
+            in_save += said[-1:] != [b"saved"]
+            memory = lr.Knowledge(None)
+            for record in json.loads(self.bytes_of(self.json))["documents"]:
+                memory.put(lr.document_of(record))
+            self.assert_same(memory)
+        self.assertGreater(in_save, 100)
+
+    def test_a_folder_that_takes_no_index_costs_a_notice(self):
+        memory = self.filled(10)
+        for path in self.files():
+            os.unlink(path)
+        os.rmdir(self.index)
+        self.put_bytes(self.index, b"")
+        disk = self.assert_same(memory)
+        self.assertEqual(len(disk.notices), 1)
+        disk.add_text("red", source="new.txt")
+        disk.save()
+        self.assertIn("new.txt", [hit.source for hit in disk.search("red", 99)])
+
+
+# =============================================================================
+# 26. Knowledge
 # =============================================================================
 
 
 # =============================================================================
-# 25. Ingest
+# 27. Ingest
 # =============================================================================
 
 
 # =============================================================================
-# 26. Memory
+# 28. Memory
 # =============================================================================
 
 
 # =============================================================================
-# 27. Model
+# 29. Model
 # =============================================================================
 
 SAID = [lr.text_message("user", "hi")]
@@ -3347,26 +3633,26 @@ class ModelCases(OnBothTransports):
         self.error(lr.LostError, model, "EMBEDDING_BASE_URL")
 
 
-class Test27ModelUrllib(ModelCases, unittest.TestCase):
+class Test29ModelUrllib(ModelCases, unittest.TestCase):
     transport = "urllib"
 
 
-class Test27ModelRequests(ModelCases, unittest.TestCase):
+class Test29ModelRequests(ModelCases, unittest.TestCase):
     transport = "requests"
 
 
 # =============================================================================
-# 28. Tools
+# 30. Tools
 # =============================================================================
 
 
 # =============================================================================
-# 29. Agent
+# 31. Agent
 # =============================================================================
 
 
 # =============================================================================
-# 30. Console
+# 32. Console
 # =============================================================================
 
 def console_over(encoding, errors="strict", stdin=b"", **environ):
@@ -3411,7 +3697,7 @@ class Terminal:
         return found.decode("utf-8")
 
 
-class Test30Console(unittest.TestCase):
+class Test32Console(unittest.TestCase):
     """Printing, asking and progress."""
 
     FOREIGN = "《Day 5 学习笔记》 ✓ 😀 ℝ café"
@@ -3564,10 +3850,10 @@ class Test30Console(unittest.TestCase):
 
 
 # =============================================================================
-# 31. Consent
+# 33. Consent
 # =============================================================================
 
-class Test31Consent(unittest.TestCase):
+class Test33Consent(unittest.TestCase):
     """Rules first, then the user; what `a`, `p` and `d` leave behind."""
 
     def setUp(self):
@@ -3674,7 +3960,7 @@ class Test31Consent(unittest.TestCase):
 
 
 # =============================================================================
-# 32. Arguments
+# 34. Arguments
 # =============================================================================
 
 COMMANDS = {
@@ -3696,7 +3982,7 @@ SHARED = (
 )
 
 
-class Test32Arguments(unittest.TestCase):
+class Test34Arguments(unittest.TestCase):
     """Words of a command line to a command and its options."""
 
     def parse(self, line, **given):
@@ -3763,7 +4049,7 @@ class Test32Arguments(unittest.TestCase):
 
 
 # =============================================================================
-# 33. Intake
+# 35. Intake
 # =============================================================================
 
 PROJECT_FILES = {
@@ -3838,7 +4124,7 @@ class Project:
         return code, json.loads(out)
 
 
-class Test33Intake(unittest.TestCase):
+class Test35Intake(unittest.TestCase):
     """add, sync and remove."""
 
     def setUp(self):
@@ -3962,10 +4248,10 @@ class Test33Intake(unittest.TestCase):
         self.assertEqual(self.project.data("sync", "port.txt")[1]["updated"], ["port.txt"])
 
 # =============================================================================
-# 34. Asking
+# 36. Asking
 # =============================================================================
 
-class Test34Asking(unittest.TestCase):
+class Test36Asking(unittest.TestCase):
     """list, show, status, search and ask."""
 
     QUESTION = "历史压缩的触发阈值是多少？"
@@ -4093,7 +4379,7 @@ class Test34Asking(unittest.TestCase):
 
 
 # =============================================================================
-# 35. Prompt
+# 37. Prompt
 # =============================================================================
 
 class Screen:
@@ -4178,7 +4464,7 @@ class Lines:
     say = note
 
 
-class Test35Prompt(unittest.TestCase):
+class Test37Prompt(unittest.TestCase):
     """Lines, pastes and blocks; commands; the terminal."""
 
     def play(self, *typed):
@@ -4341,10 +4627,10 @@ class Test35Prompt(unittest.TestCase):
 
 
 # =============================================================================
-# 36. Command line
+# 38. Command line
 # =============================================================================
 
-class Test36CommandLine(unittest.TestCase):
+class Test38CommandLine(unittest.TestCase):
     """The real program in a process of its own."""
 
     QUESTION = "历史压缩的触发阈值是多少？"
