@@ -19,42 +19,43 @@ terminal, clock or environment):
 
      1 Settings      every limit and default, with why
      2 Errors        one base class; what the caller does next decides the class
-     3 Text          normalise, tokens, sentences, token estimate, printable text
-     4 Outline       where headings, fences and definitions begin and end
-     5 Chunks        cut a document into passages that keep their offsets
-     6 Segments      postings as immutable bytes, in memory or mapped
-     7 Ranking       BM25F over segments, and the best k
-     8 Markup        HTML and XML to text
-     9 Documents     bytes to title, kind and text
-    10 Excerpts      what of a hit can be shown: sentences, rows, lines of code
-    11 Answers       numbered sources, extractive answers, refusals
-    12 Protocol      the OpenAI wire format: messages, calls, requests, errors
-    13 Stream        server-sent events, and thoughts in the text, cut anywhere
-    14 Deltas        what the chunks of one answer add up to
-    15 Permissions   (rules, call) to allow, ask or deny
-    16 Paths         ignore rules, secret names, confinement below a root
-    17 Addresses     web addresses: fit to show, fit to send, where they lead
-    18 Files         reading, atomic writes and locks
-    19 Folders       walking, the home of a knowledge base, configuration
-    20 Network       how this machine reaches others: proxies and certificates
-    21 Http          the only section that opens connections
-    22 Pages         one web page, its redirects checked at every step
-    23 Sources       path, folder, glob, URL or standard input to raw documents
-    24 Format        the bytes of knowledge.json, a document a line
-    25 Store         knowledge.json, and the index derived from it
-    26 Knowledge     the documents and their index
-    27 Ingest        plan, ask, add, sync and remove
-    28 Memory        long-term facts and the working memory
-    29 Model         chat completions: retries, what a server takes, errors as sentences
-    30 Tools         a table of what the agent can do
-    31 Agent         the loop; yields events, never prints
-    32 Console       printing, asking and progress under any encoding
-    33 Consent       ask once, and remember what the user wants remembered
-    34 Arguments     the words of a command line to a command and its options
-    35 Intake        the commands that add, sync and remove
-    36 Asking        the commands that list, show, search and ask
-    37 Prompt        the interactive prompt
-    38 Command line  the table of commands, and main
+     3 Text          normalise, and the tokens of documents and questions
+     4 Prose         sentences, token estimate, text made safe to show
+     5 Outline       where headings, fences and definitions begin and end
+     6 Chunks        cut a document into passages that keep their offsets
+     7 Segments      postings as immutable bytes, in memory or mapped
+     8 Ranking       BM25F over segments, and the best k
+     9 Markup        HTML and XML to text
+    10 Documents     bytes to title, kind and text
+    11 Excerpts      what of a hit can be shown: sentences, rows, lines of code
+    12 Answers       numbered sources, extractive answers, refusals
+    13 Protocol      the OpenAI wire format: messages, calls, requests, errors
+    14 Stream        server-sent events, and thoughts in the text, cut anywhere
+    15 Deltas        what the chunks of one answer add up to
+    16 Permissions   (rules, call) to allow, ask or deny
+    17 Paths         ignore rules, secret names, confinement below a root
+    18 Addresses     web addresses: fit to show, fit to send, where they lead
+    19 Files         reading, atomic writes and locks
+    20 Folders       walking, the home of a knowledge base, configuration
+    21 Network       how this machine reaches others: proxies and certificates
+    22 Http          the only section that opens connections
+    23 Pages         one web page, its redirects checked at every step
+    24 Sources       path, folder, glob, URL or standard input to raw documents
+    25 Format        the bytes of knowledge.json, a document a line
+    26 Store         knowledge.json, and the index derived from it
+    27 Knowledge     the documents and their index
+    28 Ingest        plan, ask, add, sync and remove
+    29 Memory        long-term facts and the working memory
+    30 Model         chat completions: retries, what a server takes, errors as sentences
+    31 Tools         a table of what the agent can do
+    32 Agent         the loop; yields events, never prints
+    33 Console       printing, asking and progress under any encoding
+    34 Consent       ask once, and remember what the user wants remembered
+    35 Arguments     the words of a command line to a command and its options
+    36 Intake        the commands that add, sync and remove
+    37 Asking        the commands that list, show, search and ask
+    38 Prompt        the interactive prompt
+    39 Command line  the table of commands, and main
 
 Words: a document has a title, a source (the path or URL it came from) and a text;
 a chunk is a passage of it, text[start:end]; a hit is a chunk that a search found;
@@ -496,7 +497,7 @@ class StorageError(LightragError):
 
 
 # =============================================================================
-# 3. Text -- normalise, tokens, sentences, token estimate, printable text [pure]
+# 3. Text -- normalise, and the tokens of documents and questions [pure]
 #    Uses: Settings
 # =============================================================================
 
@@ -545,31 +546,6 @@ PLAIN_LETTERS = str.maketrans({
 
 STOPS = frozenset(STOP_WORDS.split())
 QUESTION_PHRASE = re.compile("|".join(QUESTION_PHRASES.split()))
-# Where a sentence may end: after a stop with its closing quotes, or at a line's end.
-SENTENCE_END = re.compile(
-    r"[。！？!?…]+[\"'”’」』）)\]]*|\.+[\"'”’)\]]*(?=\s|$)|\n"
-)
-ABBREVIATION = re.compile(
-    r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|etc|cf|al|Fig|Eq|No|Vol|pp?|ca|approx|Inc"
-    r"|Ltd|e\.g|i\.e|a\.k\.a)|\b[A-Z]|^\s*\d+)\.$", re.MULTILINE
-)
-# A new line that starts like this begins something new even in wrapped prose.
-LINE_START = re.compile(
-    r"[ \t]*(?:\n|[-*+•#>|=~`]|\d+[.)、]|[（(]?[一二三四五六七八九十]+[)）、])"
-)
-WRAPPED_CHARS_MIN = 40      # a shorter line ended because its author ended it
-
-SURROGATE = re.compile("[\ud800-\udfff]")
-# What drives a terminal: C0 and C1 codes but newline and tab, DEL, and the signs that
-# turn the direction of writing, with which a line can show other than it says.
-CONTROL = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
-)
-ESCAPE_SEQUENCE = re.compile(
-    "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"                            # colours, cursor
-    "|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\\\|\x9c)"
-)
-NAMED_ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
 def normalise(text):
@@ -727,6 +703,53 @@ def question_tokens(text):
     return list(weights.items())
 
 
+def language(text):
+    """Return the language of labels and refusals: zh, or en for all others.
+
+    A Han sign weighs as much as a Latin word, so that "GPT4 模型" is Chinese; kana
+    says Japanese, where Chinese labels would read worse than English ones.
+    >>> language("PaddleOCR 提供哪些算法？"), language("What does 道 mean?")
+    ('zh', 'en')
+    """
+    signs = len(HAN.findall(text))
+    chinese = signs and signs >= len(LATIN_WORD.findall(text)) and not KANA.search(text)
+    return "zh" if chinese else "en"
+
+
+# =============================================================================
+# 4. Prose -- sentences, token estimate, text made safe to show [pure]
+#    Uses: Settings
+# =============================================================================
+
+# What a reader or a terminal sees of a text, whatever language it is in.
+
+# Where a sentence may end: after a stop with its closing quotes, or at a line's end.
+SENTENCE_END = re.compile(
+    r"[。！？!?…]+[\"'”’」』）)\]]*|\.+[\"'”’)\]]*(?=\s|$)|\n"
+)
+ABBREVIATION = re.compile(
+    r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|etc|cf|al|Fig|Eq|No|Vol|pp?|ca|approx|Inc"
+    r"|Ltd|e\.g|i\.e|a\.k\.a)|\b[A-Z]|^\s*\d+)\.$", re.MULTILINE
+)
+# A new line that starts like this begins something new even in wrapped prose.
+LINE_START = re.compile(
+    r"[ \t]*(?:\n|[-*+•#>|=~`]|\d+[.)、]|[（(]?[一二三四五六七八九十]+[)）、])"
+)
+WRAPPED_CHARS_MIN = 40      # a shorter line ended because its author ended it
+
+SURROGATE = re.compile("[\ud800-\udfff]")
+# What drives a terminal: C0 and C1 codes but newline and tab, DEL, and the signs that
+# turn the direction of writing, with which a line can show other than it says.
+CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+)
+ESCAPE_SEQUENCE = re.compile(
+    "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"                            # colours, cursor
+    "|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\\\|\x9c)"
+)
+NAMED_ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
 def sentences(text):
     """Return the spans of the sentences of a text, blank ends left out.
 
@@ -773,19 +796,6 @@ def estimate_tokens(text):
     plain = len(text.encode("ascii", "ignore"))
     other = len(text.encode("utf-8", "surrogatepass")) - plain
     return math.ceil(plain / CHARS_PER_TOKEN + other / BYTES_PER_TOKEN)
-
-
-def language(text):
-    """Return the language of labels and refusals: zh, or en for all others.
-
-    A Han sign weighs as much as a Latin word, so that "GPT4 模型" is Chinese; kana
-    says Japanese, where Chinese labels would read worse than English ones.
-    >>> language("PaddleOCR 提供哪些算法？"), language("What does 道 mean?")
-    ('zh', 'en')
-    """
-    signs = len(HAN.findall(text))
-    chinese = signs and signs >= len(LATIN_WORD.findall(text)) and not KANA.search(text)
-    return "zh" if chinese else "en"
 
 
 def whole_characters(text):
@@ -844,7 +854,7 @@ def _escape(match):
 
 
 # =============================================================================
-# 4. Outline -- where headings, fences and definitions begin and end [pure]
+# 5. Outline -- where headings, fences and definitions begin and end [pure]
 #    Uses: Settings
 # =============================================================================
 
@@ -1066,8 +1076,8 @@ def plain_title(title):
 
 
 # =============================================================================
-# 5. Chunks -- cut a document into passages that keep their offsets [pure]
-#    Uses: Settings, Errors, Text, Outline
+# 6. Chunks -- cut a document into passages that keep their offsets [pure]
+#    Uses: Settings, Errors, Prose, Outline
 # =============================================================================
 
 # Every chunker has one shape, (text, kind, limits) -> list of Chunk, and cares about
@@ -1374,7 +1384,7 @@ CHUNKER_OF_KIND = {
 
 
 # =============================================================================
-# 6. Segments -- postings as immutable bytes, in memory or mapped [pure]
+# 7. Segments -- postings as immutable bytes, in memory or mapped [pure]
 #    Uses: Settings, Errors, Text
 # =============================================================================
 
@@ -1708,7 +1718,7 @@ class Segment(Sealed):
 
 
 # =============================================================================
-# 7. Ranking -- BM25F over segments, and the best k [pure]
+# 8. Ranking -- BM25F over segments, and the best k [pure]
 #    Uses: Settings, Text, Segments
 # =============================================================================
 
@@ -1943,13 +1953,13 @@ def look_up(scores, segment, term, weight):
 
 
 # =============================================================================
-# 8. Markup -- HTML and XML to text [pure]
+# 9. Markup -- HTML and XML to text [pure]
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 9. Documents -- bytes to title, kind and text [pure]
+# 10. Documents -- bytes to title, kind and text [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -1994,8 +2004,8 @@ def read_document(data, name, content_type="", charset=""):
 
 
 # =============================================================================
-# 10. Excerpts -- what of a hit can be shown: sentences, rows, lines of code [pure]
-#    Uses: Settings, Text, Outline, Ranking
+# 11. Excerpts -- what of a hit can be shown: sentences, rows, lines of code [pure]
+#    Uses: Settings, Text, Prose, Outline, Ranking
 # =============================================================================
 
 # An *excerpt* is the least that reads well alone: a sentence, with its lead-in where it
@@ -2155,8 +2165,8 @@ def _is_open(text):
 
 
 # =============================================================================
-# 11. Answers -- numbered sources, extractive answers, refusals [pure]
-#    Uses: Settings, Text, Ranking, Excerpts
+# 12. Answers -- numbered sources, extractive answers, refusals [pure]
+#    Uses: Settings, Text, Prose, Ranking, Excerpts
 # =============================================================================
 
 # Without a model an answer is an extract: up to three sentences of the hits, word for
@@ -2361,8 +2371,8 @@ def narrow(hit, start, end):
 
 
 # =============================================================================
-# 12. Protocol -- the OpenAI wire format: messages, calls, requests, errors [pure]
-#    Uses: Settings, Text
+# 13. Protocol -- the OpenAI wire format: messages, calls, requests, errors [pure]
+#    Uses: Settings, Prose
 # =============================================================================
 
 # The messages of a conversation are the plain dicts of the wire; everything else that
@@ -2629,7 +2639,7 @@ def _wire_name(name):
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64] or "unknown"
 
 # =============================================================================
-# 13. Stream -- server-sent events, and thoughts in the text, cut anywhere [pure]
+# 14. Stream -- server-sent events, and thoughts in the text, cut anywhere [pure]
 #    Uses: Settings
 # =============================================================================
 
@@ -2788,8 +2798,8 @@ def _hold_back(text):
 
 
 # =============================================================================
-# 14. Deltas -- what the chunks of one answer add up to [pure]
-#    Uses: Settings, Errors, Text, Protocol, Stream
+# 15. Deltas -- what the chunks of one answer add up to [pure]
+#    Uses: Settings, Errors, Prose, Protocol, Stream
 # =============================================================================
 
 # Servers differ here more than anywhere else.  Fragments of a call are told apart by
@@ -3036,7 +3046,7 @@ def _chunk_of(event, data):
 
 
 # =============================================================================
-# 15. Permissions -- (rules, call) to allow, ask or deny [pure]
+# 16. Permissions -- (rules, call) to allow, ask or deny [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -3145,7 +3155,7 @@ def with_rule(config, project, rule):
 
 
 # =============================================================================
-# 16. Paths -- ignore rules, secret names, confinement below a root [pure]
+# 17. Paths -- ignore rules, secret names, confinement below a root [pure]
 #    Uses: Settings, Errors
 # =============================================================================
 
@@ -3393,7 +3403,7 @@ def _names(path, flavour):
 
 
 # =============================================================================
-# 17. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
+# 18. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
 #    Uses: Settings, Errors
 # =============================================================================
 
@@ -3557,7 +3567,7 @@ def masked(text, secrets):
 
 
 # =============================================================================
-# 18. Files -- reading, atomic writes and locks
+# 19. Files -- reading, atomic writes and locks
 #    Uses: Settings, Errors
 # =============================================================================
 
@@ -3859,8 +3869,8 @@ def make_home(home):
 
 
 # =============================================================================
-# 19. Folders -- walking, the home of a knowledge base, configuration
-#    Uses: Settings, Errors, Text, Paths, Files
+# 20. Folders -- walking, the home of a knowledge base, configuration
+#    Uses: Settings, Errors, Prose, Paths, Files
 # =============================================================================
 
 # One walk decides what a folder gives: it prunes early, follows no link out of the
@@ -4162,7 +4172,7 @@ def change_config(environ, change):
 
 
 # =============================================================================
-# 20. Network -- how this machine reaches others: proxies and certificates
+# 21. Network -- how this machine reaches others: proxies and certificates
 #    Uses: Settings, Errors, Addresses
 # =============================================================================
 
@@ -4267,7 +4277,7 @@ def tls_context(network):
 
 
 # =============================================================================
-# 21. Http -- the only section that opens connections
+# 22. Http -- the only section that opens connections
 #    Uses: Settings, Errors, Addresses, Network
 # =============================================================================
 
@@ -4586,7 +4596,7 @@ def _network_error(error, url, limits, variable):
 
 
 # =============================================================================
-# 22. Pages -- one web page, its redirects checked at every step
+# 23. Pages -- one web page, its redirects checked at every step
 #    Uses: Settings, Errors, Addresses, Network, Http
 # =============================================================================
 
@@ -4672,7 +4682,7 @@ def _page(reply):
 
 
 # =============================================================================
-# 23. Sources -- path, folder, glob, URL or standard input to raw documents
+# 24. Sources -- path, folder, glob, URL or standard input to raw documents
 #    Uses: nothing
 # =============================================================================
 
@@ -4733,7 +4743,7 @@ def read_source(candidate, approve, stdin):
 
 
 # =============================================================================
-# 24. Format -- the bytes of knowledge.json, a document a line [pure]
+# 25. Format -- the bytes of knowledge.json, a document a line [pure]
 #    Uses: Settings, Errors, Chunks, Documents
 # =============================================================================
 
@@ -4845,7 +4855,7 @@ def line_digest(line):
 
 
 # =============================================================================
-# 25. Store -- knowledge.json, and the index derived from it
+# 26. Store -- knowledge.json, and the index derived from it
 #    Uses: Settings, Errors, Chunks, Segments, Ranking, Files, Format
 # =============================================================================
 
@@ -5181,7 +5191,7 @@ def mapped(path):
 
 
 # =============================================================================
-# 26. Knowledge -- the documents and their index
+# 27. Knowledge -- the documents and their index
 #    Uses: Settings, Errors, Chunks, Segments, Ranking, Documents, Files, Sources, Store
 # =============================================================================
 
@@ -5494,8 +5504,8 @@ def root_of(home):
 
 
 # =============================================================================
-# 27. Ingest -- plan, ask, add, sync and remove
-#    Uses: Errors, Text, Chunks, Documents, Files, Sources, Knowledge, Settings
+# 28. Ingest -- plan, ask, add, sync and remove
+#    Uses: Errors, Prose, Chunks, Documents, Files, Sources, Knowledge, Settings
 # =============================================================================
 
 # The only way in.  A plan says what would enter, and reads nothing; the face asks; only
@@ -5704,14 +5714,14 @@ def missing_anchor(knowledge, source):
 
 
 # =============================================================================
-# 28. Memory -- long-term facts and the working memory
+# 29. Memory -- long-term facts and the working memory
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 29. Model -- chat completions: retries, what a server takes, errors as sentences
-#    Uses: Settings, Errors, Text, Protocol, Deltas, Addresses, Network, Http
+# 30. Model -- chat completions: retries, what a server takes, errors as sentences
+#    Uses: Settings, Errors, Prose, Protocol, Deltas, Addresses, Network, Http
 # =============================================================================
 
 # A request is tried again only while nothing of its answer was shown, and only when
@@ -6027,20 +6037,20 @@ def retry_wait_s(headers, number, now_s, chance=None):
 
 
 # =============================================================================
-# 30. Tools -- a table of what the agent can do
+# 31. Tools -- a table of what the agent can do
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 31. Agent -- the loop; yields events, never prints
+# 32. Agent -- the loop; yields events, never prints
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 32. Console -- printing, asking and progress under any encoding
-#    Uses: Settings, Text
+# 33. Console -- printing, asking and progress under any encoding
+#    Uses: Settings, Prose
 # =============================================================================
 
 # Everything a person sees goes through one object, so that what holds for one line
@@ -6251,8 +6261,8 @@ def fit(text, columns):
 
 
 # =============================================================================
-# 33. Consent -- ask once, and remember what the user wants remembered
-#    Uses: Settings, Text, Permissions, Folders
+# 34. Consent -- ask once, and remember what the user wants remembered
+#    Uses: Settings, Prose, Permissions, Folders
 # =============================================================================
 
 # Nothing enters and nothing leaves without a yes.  A rule answers for the user, else
@@ -6366,8 +6376,8 @@ class Consent:
 
 
 # =============================================================================
-# 34. Arguments -- the words of a command line to a command and its options [pure]
-#    Uses: Errors, Text
+# 35. Arguments -- the words of a command line to a command and its options [pure]
+#    Uses: Errors, Prose
 # =============================================================================
 
 # A table says what may be typed, and one reader serves the shell and the prompt.  Not
@@ -6531,8 +6541,8 @@ def _option_rows(options):
 
 
 # =============================================================================
-# 35. Intake -- the commands that add, sync and remove
-#    Uses: Errors, Text, Folders, Sources, Knowledge, Ingest, Consent, Arguments
+# 36. Intake -- the commands that add, sync and remove
+#    Uses: Errors, Prose, Folders, Sources, Knowledge, Ingest, Consent, Arguments
 # =============================================================================
 
 # Every command is (options, console) -> exit code.  It gathers data, then shows it:
@@ -6708,8 +6718,8 @@ def report_json(report):
 
 
 # =============================================================================
-# 36. Asking -- the commands that list, show, search and ask
-#    Uses: Settings, Errors, Text, Answers, Intake
+# 37. Asking -- the commands that list, show, search and ask
+#    Uses: Settings, Errors, Prose, Answers, Intake
 # =============================================================================
 
 # The commands that only read.  JSON keeps every field of a record; lines keep what a
@@ -6949,8 +6959,8 @@ class Talk:
 
 
 # =============================================================================
-# 37. Prompt -- the interactive prompt
-#    Uses: Settings, Errors, Text, Console, Arguments
+# 38. Prompt -- the interactive prompt
+#    Uses: Settings, Errors, Prose, Console, Arguments
 # =============================================================================
 
 # A line is a command with a slash, or a question.  Commands stand in a table that is
@@ -7159,7 +7169,7 @@ def mend(line, encoding):
 
 
 # =============================================================================
-# 38. Command line -- the table of commands, and main
+# 39. Command line -- the table of commands, and main
 #    Uses: Settings, Errors, Chunks, Folders, Console, Arguments, Intake, Asking, Prompt
 # =============================================================================
 

@@ -180,14 +180,17 @@ def best(query, *texts):
     return hits[0].text if hits else None
 
 
+TRICKY_TEXTS = (
+    "", "a", "水", "A单B", "GPT4模型", "😀\x00", "a\r\nb", "\udcb0", "é" * 3,
+    "x" * 150_000, "_" * 9000, "a-" * 9000, "人" * 9000, "1,000,000.5",
+)
+
+
 class Test03Text(unittest.TestCase):
     """The tokeniser, sentences, estimates, and texts made safe to show."""
 
-    TRICKY = ("", "a", "水", "A单B", "GPT4模型", "😀\x00", "a\r\nb", "\udcb0", "é" * 3,
-              "x" * 150_000, "_" * 9000, "a-" * 9000, "人" * 9000, "1,000,000.5")
-
     def test_no_text_breaks_a_function(self):
-        for text in self.TRICKY:
+        for text in TRICKY_TEXTS:
             with self.subTest(text=text[:20]):
                 self.assertTrue(all(0 < len(token) <= lr.TOKEN_CHARS_MAX
                                     for token in lr.tokens(text)))
@@ -279,6 +282,21 @@ class Test03Text(unittest.TestCase):
                 asked = {token for token, _ in lr.question_tokens(text)}
                 self.assertLessEqual(asked, set(lr.tokens(text)))
 
+    def test_language(self):
+        for text, wanted in (("历史压缩的阈值是多少", "zh"), ("GPT4 模型", "zh"), ("", "en"),
+                             ("What is the limit?", "en"), ("日本語のテスト", "en"),
+                             ("한국어", "en"), ("What does 道 mean in English?", "en")):
+            with self.subTest(text=text):
+                self.assertEqual(lr.language(text), wanted)
+
+
+# =============================================================================
+# 4. Prose
+# =============================================================================
+
+class Test04Prose(unittest.TestCase):
+    """Sentences, estimates, languages, and texts made safe to show."""
+
     def test_sentences(self):
         for text, wanted in (
             ("One. Two! Three?", ["One.", "Two!", "Three?"]),
@@ -297,7 +315,7 @@ class Test03Text(unittest.TestCase):
                 self.assertEqual(found, wanted)
 
     def test_sentences_lose_nothing_and_never_overlap(self):
-        for text in (*self.TRICKY, "a. b\n\n c。d!e\n" * 50, ". . .\n。"):
+        for text in (*TRICKY_TEXTS, "a. b\n\n c。d!e\n" * 50, ". . .\n。"):
             with self.subTest(text=text[:20]):
                 spans = lr.sentences(text)
                 self.assertEqual("".join("".join(text[a:b] for a, b in spans).split()),
@@ -356,16 +374,9 @@ class Test03Text(unittest.TestCase):
         self.assertTrue(line.endswith("; rm -rf") and len(line) <= 120)
         self.assertEqual(lr.one_line("short", width=120), "short")
 
-    def test_language(self):
-        for text, wanted in (("历史压缩的阈值是多少", "zh"), ("GPT4 模型", "zh"), ("", "en"),
-                             ("What is the limit?", "en"), ("日本語のテスト", "en"),
-                             ("한국어", "en"), ("What does 道 mean in English?", "en")):
-            with self.subTest(text=text):
-                self.assertEqual(lr.language(text), wanted)
-
 
 # =============================================================================
-# 4. Outline
+# 5. Outline
 # =============================================================================
 
 
@@ -374,7 +385,7 @@ def headings(text, kind="markdown"):
     return [block.heading for block in blocks if block.level == 1 and block.heading]
 
 
-class Test04Outline(unittest.TestCase):
+class Test05Outline(unittest.TestCase):
     """Markdown and reStructuredText: which lines are headings, and which are not."""
 
     def test_MD_1_a_comment_in_a_fence_is_no_heading(self):
@@ -490,7 +501,7 @@ class Test04Outline(unittest.TestCase):
 
 
 # =============================================================================
-# 5. Chunks
+# 6. Chunks
 # =============================================================================
 
 FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467"     # three people, one sign
@@ -537,7 +548,7 @@ def lost(text, chunks):
     return "".join(c for i, c in enumerate(text) if i not in inside and c.strip())
 
 
-class Test05Chunks(unittest.TestCase):
+class Test06Chunks(unittest.TestCase):
     """What holds for every chunker, then what each is for."""
 
     def check(self, text, chunks, size, whole):
@@ -692,7 +703,7 @@ class Test05Chunks(unittest.TestCase):
 
 
 # =============================================================================
-# 6. Segments
+# 7. Segments
 # =============================================================================
 
 WORDS = ["red", "blue", "fish", "bird", "cat", "dog", "one", "two", "three", "four", "红", "蓝鱼", "getUserName", "v1.2"]
@@ -725,7 +736,7 @@ def open_segment(documents):
     )
 
 
-class Test06Segments(unittest.TestCase):
+class Test07Segments(unittest.TestCase):
     """Postings as bytes: what goes in comes out, and damage is noticed."""
 
     def test_impact_by_hand(self):
@@ -818,7 +829,7 @@ class Test06Segments(unittest.TestCase):
 
 
 # =============================================================================
-# 7. Ranking
+# 8. Ranking
 # =============================================================================
 
 def exhaustive(documents, query, k, wanted=None):
@@ -850,7 +861,7 @@ def index_of(*texts):
     return index
 
 
-class Test07Ranking(unittest.TestCase):
+class Test08Ranking(unittest.TestCase):
     """The best k are those of exhaustive scoring, tie for tie."""
 
     def test_equals_exhaustive_scoring_while_documents_come_and_go(self):
@@ -954,17 +965,17 @@ class Test07Ranking(unittest.TestCase):
 
 
 # =============================================================================
-# 8. Markup
+# 9. Markup
 # =============================================================================
 
 
 # =============================================================================
-# 9. Documents
+# 10. Documents
 # =============================================================================
 
 
 # =============================================================================
-# 10. Excerpts
+# 11. Excerpts
 # =============================================================================
 
 
@@ -983,7 +994,7 @@ def same_idf(token):
     return 1.0
 
 
-class Test10Excerpts(unittest.TestCase):
+class Test11Excerpts(unittest.TestCase):
     """What of a hit can be shown."""
 
     def test_every_visible_text_has_an_excerpt_within_the_limit(self):
@@ -998,10 +1009,10 @@ class Test10Excerpts(unittest.TestCase):
 
 
 # =============================================================================
-# 11. Answers
+# 12. Answers
 # =============================================================================
 
-class Test11Answers(unittest.TestCase):
+class Test12Answers(unittest.TestCase):
     """Sentences of the hits, word for word, or a refusal."""
 
     MARKED = re.compile(r"(.+?) \[(\d+)\](?:\n|\Z)", re.DOTALL)
@@ -1213,10 +1224,10 @@ class Test11Answers(unittest.TestCase):
 
 
 # =============================================================================
-# 12. Protocol
+# 13. Protocol
 # =============================================================================
 
-class Test12Protocol(unittest.TestCase):
+class Test13Protocol(unittest.TestCase):
 
     def test_TC_1_arguments(self):
         for raw, wanted in (
@@ -1316,10 +1327,10 @@ class Test12Protocol(unittest.TestCase):
 
 
 # =============================================================================
-# 13. Stream
+# 14. Stream
 # =============================================================================
 
-class Test13Stream(unittest.TestCase):
+class Test14Stream(unittest.TestCase):
 
     def test_lines_end_in_three_ways_and_anywhere(self):
         stream = ("\ufeff: ping\r\ndata: a\u2028\u0085b\r\rdata:\u4f60\n\ndata: x\r\n"
@@ -1404,7 +1415,7 @@ class Test13Stream(unittest.TestCase):
 
 
 # =============================================================================
-# 14. Deltas
+# 15. Deltas
 # =============================================================================
 
 def sse(*chunks, end=b"data: [DONE]\n\n"):
@@ -1429,7 +1440,7 @@ def fragment(index=None, id_=None, name=None, arguments=None):
     return clean
 
 
-class Test14Deltas(unittest.TestCase):
+class Test15Deltas(unittest.TestCase):
 
     def turn(self, stream, **options):
         """The last event of a stream, given whole; the text events must add up to it."""
@@ -1648,10 +1659,10 @@ class Test14Deltas(unittest.TestCase):
 
 
 # =============================================================================
-# 15. Permissions
+# 16. Permissions
 # =============================================================================
 
-class Test15Permissions(unittest.TestCase):
+class Test16Permissions(unittest.TestCase):
     """Rules, patterns and the verdict."""
 
     def test_rules_are_read_and_written_alike(self):
@@ -1713,10 +1724,10 @@ class Test15Permissions(unittest.TestCase):
 
 
 # =============================================================================
-# 16. Paths
+# 17. Paths
 # =============================================================================
 
-class Test16Paths(unittest.TestCase):
+class Test17Paths(unittest.TestCase):
     """Ignore rules, secret names and confinement, judged by letters alone."""
 
     # rule, path, is it a folder, does the rule match; after gitignore(5)
@@ -1890,10 +1901,10 @@ class Test16Paths(unittest.TestCase):
 
 
 # =============================================================================
-# 17. Addresses
+# 18. Addresses
 # =============================================================================
 
-class Test17Addresses(unittest.TestCase):
+class Test18Addresses(unittest.TestCase):
 
     def test_shown_addresses_hold_no_secret(self):
         for url, shown in (
@@ -1941,10 +1952,10 @@ class Test17Addresses(unittest.TestCase):
 
 
 # =============================================================================
-# 18. Files
+# 19. Files
 # =============================================================================
 
-class Test18Files(unittest.TestCase):
+class Test19Files(unittest.TestCase):
     """Reading, atomic writes and locks, on a real disk."""
 
     def setUp(self):
@@ -2182,10 +2193,10 @@ class Test18Files(unittest.TestCase):
 
 
 # =============================================================================
-# 19. Folders
+# 20. Folders
 # =============================================================================
 
-class Test19Folders(unittest.TestCase):
+class Test20Folders(unittest.TestCase):
     """Walking, the home of a knowledge base, configuration."""
 
     def setUp(self):
@@ -2466,10 +2477,10 @@ class Test19Folders(unittest.TestCase):
 
 
 # =============================================================================
-# 20. Network
+# 21. Network
 # =============================================================================
 
-class Test20Network(unittest.TestCase):
+class Test21Network(unittest.TestCase):
 
     def proxy(self, url, **environ):
         return lr.proxy_for(url, lr.read_network(environ))
@@ -2518,7 +2529,7 @@ class Test20Network(unittest.TestCase):
 
 
 # =============================================================================
-# 21. Http
+# 22. Http
 # =============================================================================
 
 class ScriptedServer:
@@ -2769,16 +2780,16 @@ class HttpCases(OnBothTransports):
                 self.assertTrue(s.left.wait(2))
 
 
-class Test21HttpUrllib(HttpCases, unittest.TestCase):
+class Test22HttpUrllib(HttpCases, unittest.TestCase):
     transport = "urllib"
 
 
-class Test21HttpRequests(HttpCases, unittest.TestCase):
+class Test22HttpRequests(HttpCases, unittest.TestCase):
     transport = "requests"
 
 
 # =============================================================================
-# 22. Pages
+# 23. Pages
 # =============================================================================
 
 class PageCases(OnBothTransports):
@@ -2972,21 +2983,21 @@ class PageCases(OnBothTransports):
             self.assertEqual(self.fetch(server.url).data, b"x")
 
 
-class Test22PagesUrllib(PageCases, unittest.TestCase):
+class Test23PagesUrllib(PageCases, unittest.TestCase):
     transport = "urllib"
 
 
-class Test22PagesRequests(PageCases, unittest.TestCase):
+class Test23PagesRequests(PageCases, unittest.TestCase):
     transport = "requests"
 
 
 # =============================================================================
-# 23. Sources
+# 24. Sources
 # =============================================================================
 
 
 # =============================================================================
-# 24. Format
+# 25. Format
 # =============================================================================
 
 def document(source, text, kind="text"):
@@ -2994,7 +3005,7 @@ def document(source, text, kind="text"):
     return lr.Document("", source, kind, text, chunks, "2026-01-02T03:04:05Z", "0")
 
 
-class Test24Format(unittest.TestCase):
+class Test25Format(unittest.TestCase):
     """The bytes of knowledge.json, whole and line by line."""
 
     def test_a_document_survives_its_line(self):
@@ -3030,10 +3041,10 @@ class Test24Format(unittest.TestCase):
 
 
 # =============================================================================
-# 25. Store
+# 26. Store
 # =============================================================================
 
-class Test25Store(unittest.TestCase):
+class Test26Store(unittest.TestCase):
     """The index on disk finds what one in memory finds, whatever happens to it."""
 
     def setUp(self):
@@ -3272,22 +3283,22 @@ class Test25Store(unittest.TestCase):
 
 
 # =============================================================================
-# 26. Knowledge
+# 27. Knowledge
 # =============================================================================
 
 
 # =============================================================================
-# 27. Ingest
+# 28. Ingest
 # =============================================================================
 
 
 # =============================================================================
-# 28. Memory
+# 29. Memory
 # =============================================================================
 
 
 # =============================================================================
-# 29. Model
+# 30. Model
 # =============================================================================
 
 SAID = [lr.text_message("user", "hi")]
@@ -3633,26 +3644,26 @@ class ModelCases(OnBothTransports):
         self.error(lr.LostError, model, "EMBEDDING_BASE_URL")
 
 
-class Test29ModelUrllib(ModelCases, unittest.TestCase):
+class Test30ModelUrllib(ModelCases, unittest.TestCase):
     transport = "urllib"
 
 
-class Test29ModelRequests(ModelCases, unittest.TestCase):
+class Test30ModelRequests(ModelCases, unittest.TestCase):
     transport = "requests"
 
 
 # =============================================================================
-# 30. Tools
+# 31. Tools
 # =============================================================================
 
 
 # =============================================================================
-# 31. Agent
+# 32. Agent
 # =============================================================================
 
 
 # =============================================================================
-# 32. Console
+# 33. Console
 # =============================================================================
 
 def console_over(encoding, errors="strict", stdin=b"", **environ):
@@ -3697,7 +3708,7 @@ class Terminal:
         return found.decode("utf-8")
 
 
-class Test32Console(unittest.TestCase):
+class Test33Console(unittest.TestCase):
     """Printing, asking and progress."""
 
     FOREIGN = "《Day 5 学习笔记》 ✓ 😀 ℝ café"
@@ -3850,10 +3861,10 @@ class Test32Console(unittest.TestCase):
 
 
 # =============================================================================
-# 33. Consent
+# 34. Consent
 # =============================================================================
 
-class Test33Consent(unittest.TestCase):
+class Test34Consent(unittest.TestCase):
     """Rules first, then the user; what `a`, `p` and `d` leave behind."""
 
     def setUp(self):
@@ -3960,7 +3971,7 @@ class Test33Consent(unittest.TestCase):
 
 
 # =============================================================================
-# 34. Arguments
+# 35. Arguments
 # =============================================================================
 
 COMMANDS = {
@@ -3982,7 +3993,7 @@ SHARED = (
 )
 
 
-class Test34Arguments(unittest.TestCase):
+class Test35Arguments(unittest.TestCase):
     """Words of a command line to a command and its options."""
 
     def parse(self, line, **given):
@@ -4049,7 +4060,7 @@ class Test34Arguments(unittest.TestCase):
 
 
 # =============================================================================
-# 35. Intake
+# 36. Intake
 # =============================================================================
 
 PROJECT_FILES = {
@@ -4124,7 +4135,7 @@ class Project:
         return code, json.loads(out)
 
 
-class Test35Intake(unittest.TestCase):
+class Test36Intake(unittest.TestCase):
     """add, sync and remove."""
 
     def setUp(self):
@@ -4248,10 +4259,10 @@ class Test35Intake(unittest.TestCase):
         self.assertEqual(self.project.data("sync", "port.txt")[1]["updated"], ["port.txt"])
 
 # =============================================================================
-# 36. Asking
+# 37. Asking
 # =============================================================================
 
-class Test36Asking(unittest.TestCase):
+class Test37Asking(unittest.TestCase):
     """list, show, status, search and ask."""
 
     QUESTION = "历史压缩的触发阈值是多少？"
@@ -4379,7 +4390,7 @@ class Test36Asking(unittest.TestCase):
 
 
 # =============================================================================
-# 37. Prompt
+# 38. Prompt
 # =============================================================================
 
 class Screen:
@@ -4464,7 +4475,7 @@ class Lines:
     say = note
 
 
-class Test37Prompt(unittest.TestCase):
+class Test38Prompt(unittest.TestCase):
     """Lines, pastes and blocks; commands; the terminal."""
 
     def play(self, *typed):
@@ -4627,10 +4638,10 @@ class Test37Prompt(unittest.TestCase):
 
 
 # =============================================================================
-# 38. Command line
+# 39. Command line
 # =============================================================================
 
-class Test38CommandLine(unittest.TestCase):
+class Test39CommandLine(unittest.TestCase):
     """The real program in a process of its own."""
 
     QUESTION = "历史压缩的触发阈值是多少？"
