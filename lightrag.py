@@ -6152,9 +6152,9 @@ class Console:
         """
         if not self.can_ask:
             return ""
-        self._write(self.stderr, [question + " "], False, end="")
-        self.stderr.flush()
         try:
+            self._write(self.stderr, [question + " "], False, end="")
+            self.stderr.flush()
             line = self.stdin.readline()
         except KeyboardInterrupt:
             line = ""

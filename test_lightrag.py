@@ -4401,7 +4401,7 @@ class Screen:
             raise unittest.SkipTest("this system has no pseudo-terminals")
         import pty
         command = [*python, FILE, *words]
-        self.shown = ""
+        self.shown = self._unread = ""
         self._pid, self.near = pty.fork()
         if not self._pid:       # the child: nothing of the tests may run on in it
             try:
@@ -4414,35 +4414,51 @@ class Screen:
         """Type a text at once, as a paste arrives."""
         os.write(self.near, text.encode("utf-8"))
 
-    def wait(self, text, seconds=20):
-        """Read until a text is shown after what was waited for before; -> all of it."""
-        limit, shown = time.monotonic() + seconds, ""
-        while text not in shown:
-            left = limit - time.monotonic()
-            ready = left > 0 and select.select([self.near], [], [], left)[0]
-            if not ready:
-                raise AssertionError(f"{text!r} did not come: {self.shown + shown!r}")
-            try:
-                data = os.read(self.near, 65536)
-            except OSError:     # Linux says so when the program has ended
-                data = b""
-            if not data:
-                raise AssertionError(f"ended before {text!r}: {self.shown + shown!r}")
-            shown += data.decode("utf-8", "replace")
-        self.shown += shown
-        return shown
+    # Subtle: Python misses a Ctrl-C that comes just before readline waits for keys, until
+    # the next key is pressed; hence keys that are pressed again.
 
-    def end(self):
-        """Wait for the program to end; -> (exit code, the rest of what it showed)."""
-        rest = b""
+    def wait(self, text, seconds=20, key=""):
+        """Read until a text is shown, pressing a key now and then; -> all up to it.
+
+        What comes behind it is left for the next wait.
+        """
+        limit, shown = time.monotonic() + seconds, self._unread
+        self.type(key)
+        while text not in shown and time.monotonic() < limit:
+            data = self._read(key)
+            if data is None:
+                break
+            shown += data
+        found, mark, self._unread = shown.partition(text)
+        if not mark:
+            raise AssertionError(f"{text!r} did not come: {self.shown + shown!r}")
+        self.shown += found + mark
+        return found + mark
+
+    def _read(self, key):
+        """Return what is shown within a second, else press a key; None at the end."""
+        if not select.select([self.near], [], [], 1)[0]:
+            self.type(key)
+            return ""
         try:
-            while data := os.read(self.near, 65536):
-                rest += data
-        except OSError:
-            pass
+            return os.read(self.near, 65536).decode("utf-8", "replace") or None
+        except OSError:         # what Linux says when the program has ended
+            return None
+
+    def end(self, seconds=20, key=""):
+        """Wait for the program to end, pressing a key now and then.
+
+        -> (exit code, the rest of what it showed)
+        """
+        rest, limit = self._unread, time.monotonic() + seconds
+        self.type(key)
+        while (data := self._read(key)) is not None:
+            rest += data
+            if time.monotonic() > limit:
+                os.kill(self._pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         os.close(self.near)
-        return code, rest.decode("utf-8", "replace")
+        return code, rest
 
 
 class Lines:
@@ -4595,19 +4611,18 @@ class Test38Prompt(unittest.TestCase):
         screen.wait("> ")
         screen.type("which port\ndoes the server\nlisten on?\n")
         screen.wait("port.txt:1-1")
-        time.sleep(0.3)
-        screen.type("\x03")
-        screen.wait("leaves)")
+        screen.wait("> ")       # a key that comes before it is no key of readline
+        screen.wait("leaves)", key="\x03")
+        screen.wait("> ")
         screen.type("/search 中\x7fplanner\n")
         screen.wait("planner.md:")
+        screen.wait("> ")
         screen.type("\x04")
         self.assertEqual(screen.end()[0], 0)
         screen = Screen(project, TERM="xterm")
-        for shown in ("> ", "leaves)"):
-            screen.wait(shown)
-            time.sleep(0.3)     # Python sees a signal only once readline waits for keys
-            screen.type("\x03")
-        self.assertEqual(screen.end()[0], 130)
+        screen.wait("> ")
+        screen.wait("leaves)", key="\x03")
+        self.assertEqual(screen.end(key="\x03")[0], 130)
 
     def test_TRM_3_colour_codes_are_hidden_from_readline(self):
         hidden = "\x01\x1b[1m\x02> \x01\x1b[0m\x02"
