@@ -122,6 +122,11 @@ TOKEN_CHARS_MAX = 64        # a longer run (base64, a hash) is cut: nobody searc
 TOKEN_CACHE_WORDS = 1 << 16  # words whose tokens are remembered: about 15 MB
 CHARS_PER_TOKEN = 4         # ASCII; what tokenisers of models average in English
 BYTES_PER_TOKEN = 3         # of UTF-8 beyond ASCII: a Han, kana or hangul sign is one
+# Weights of a question's tokens beside a plain word's 1.0.  All are flat: half of one
+# or double costs less than 0.002 of mean nDCG@10 (notes/ranking.md).
+PART_WEIGHT = 0.6           # of user in userId: the parts together weigh as one word
+WHOLE_WEIGHT = 0.7          # of userid
+LATIN_WEIGHT = 1.3          # of a Latin word in a Chinese question: the technical term
 # Words that make a sentence a question and say nothing of what it is about.
 STOP_WORDS = """
 a an the and or of in on at to for by with from as into is are was were be been being am
@@ -151,11 +156,15 @@ SENTENCES_OVERLAP = 1
 CODE_LINES_PER_CHUNK = 25   # where code has no outline
 
 # Segments
-BM25_K1 = 1.2
+# Chosen on the judged sets, all languages together (notes/ranking.md).
+BM25_K1 = 1.0
 BM25_B = 0.75
-REFERENCE_LENGTH = 200      # tokens of a chunk that counts as neither long nor short
-TITLE_WEIGHT = 0.5          # a token of the title counts half one of the text
-HEADING_WEIGHT = 0.5
+REFERENCE_BYTES = 585       # of a chunk that counts as neither long nor short
+LENGTH_STEP_BYTES = 16      # lengths are rounded to it, so that few impacts differ
+TITLE_WEIGHT = 2.5          # a token of the title counts as so many of the text
+HEADING_WEIGHT = 1.0        # most chunks begin with their heading, so it counts twice
+LEAD_WEIGHT = 0.2           # added to a token among the first of its chunk
+LEAD_TOKENS = 30
 SEGMENT_MAGIC = b"LRAGSEG1"
 BLOCK_BYTES = 1 << 14       # checked at once, in about 10 microseconds
 TERMS_PER_BUCKET = 16       # of one range of CRC32
@@ -163,6 +172,8 @@ DENSE_SHARE = 16            # a term in more than 1/16 of the units has a row of
 
 # Ranking
 HITS = 4                    # passages a question gets when nobody says otherwise
+SIGN_SHARE = 0.1            # of a pair's weight that each of its signs gets beside it
+COHESION_SHARE = 0.5        # of a pair's weight that hangs on its being a word
 WEIGHT_UNITS = 256          # that make a token's weight of 1.0: scores are integers
 SCORE_UNITS = 255 * WEIGHT_UNITS    # weight x impact of a full share of 1.0
 RARE_UNITS = 48             # a list of postings this short is read without asking why
@@ -537,6 +548,10 @@ UNSEEN = re.compile(
 )
 PIECE = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_]+")
 VOWEL = re.compile("[aeiouy]")
+DERIVED = re.compile(       # the longest ending that leaves four letters
+    "^(.{4,}?)(?:ly|ness|ment|ful|[ai]tion|ion|ional|al|ally|ive|ity|[ae]nce|[ai]ble"
+    "|ous|ic|ical|[ae]nt|er|or)$"
+)
 NAMES_WITH_SIGNS = {"c++", "g++", "c#", "f#", "j#"}
 # Letters that Unicode does not take apart into a letter and an accent.
 PLAIN_LETTERS = str.maketrans({
@@ -588,6 +603,11 @@ def run_tokens(run):
     ['人', '工', '智', '能', '人工', '工智', '智能']
     """
     return [*run, *map(add, run, run[1:])]
+
+
+def is_pair(token):
+    """Tell whether a token is a pair of signs of a run."""
+    return len(token) == 2 and bool(RUN.match(token))
 
 
 @lru_cache(TOKEN_CACHE_WORDS)
@@ -650,16 +670,20 @@ def _split(piece):
 
 
 def stem(word):
-    """Strip the common English endings, lightly: plural, -ed, -ing, -ly, final e.
+    """Strip the common English endings: plural, -ed, -ing, and those that make nouns.
 
     word    str, case folded
     ->      str, at least two letters where the word has them
-    >>> [stem(word) for word in "settings stored classes policies using".split()]
-    ['set', 'stor', 'class', 'policy', 'us']
+    >>> [stem(word) for word in "settings stored classes policies relational".split()]
+    ['set', 'stor', 'class', 'policy', 'relat']
     """
     if len(word) < 4 or not word.isascii() or not word.isalpha():
         return word
-    return _strip_participle(_strip_plural(word))
+    word = _strip_participle(_strip_plural(word))
+    word = DERIVED.sub(r"\1", DERIVED.sub(r"\1", word))
+    if len(word) > 3 and word[-1] in "ei":
+        word = word[:-1] + "y" * (word[-1] == "i")      # happiness is of happy
+    return word
 
 
 def _strip_plural(word):
@@ -673,13 +697,12 @@ def _strip_plural(word):
 
 
 def _strip_participle(word):
-    for ending in ("ing", "ed", "ly"):
+    for ending in ("ing", "ed"):
         bare = word[: -len(ending)]
         if word.endswith(ending) and len(bare) > 1 and VOWEL.search(bare):
             doubled = len(bare) > 3 and bare[-1] == bare[-2] and bare[-1] not in "lsz"
-            word = bare[:-1] if doubled else bare
-            break
-    return word[:-1] if len(word) > 4 and word[-1] == "e" else word
+            return bare[:-1] if doubled else bare
+    return word
 
 
 def question_tokens(text):
@@ -693,14 +716,26 @@ def question_tokens(text):
     >>> question_tokens("水是什么？")
     [('水', 1.0)]
     """
-    clean = QUESTION_PHRASE.sub(" ", _readable(text))
-    words = [word for word in WORD.findall(clean) if word.casefold() not in STOPS]
+    clean = _readable(text)
+    words = [word for word in WORD.findall(QUESTION_PHRASE.sub(" ", clean))
+             if word.casefold() not in STOPS] or WORD.findall(clean)
+    latin = LATIN_WEIGHT if language(clean) == "zh" else 1.0
     weights = {}
-    for word in words or WORD.findall(_readable(text)):
-        pairs_only = len(word) > 1 and RUN.match(word)
-        for token in run_tokens(word)[len(word):] if pairs_only else _tokens_of(word):
-            weights[token] = weights.get(token, 0.0) + 1.0
+    for word in words:
+        for token, weight in _weighed(word, latin):
+            weights[token] = weights.get(token, 0.0) + weight
     return list(weights.items())
+
+
+def _weighed(word, latin):
+    """Return [(token, weight)] of a question's word; the pairs alone of a run."""
+    found = _tokens_of(word)
+    if RUN.match(word):
+        return [(token, 1.0) for token in found[len(word):] or found]
+    if len(found) == 1:
+        return [(found[0], latin)]
+    return [*((part, PART_WEIGHT * latin) for part in found[:-1]),
+            (found[-1], WHOLE_WEIGHT * latin)]
 
 
 def language(text):
@@ -1427,11 +1462,12 @@ def impact(frequency, length):
     """Return what a token is worth in a unit: 1 to 255.
 
     frequency  weighted count of the token over the fields
-    length     weighted count of all tokens of the unit
-    >>> impact(1, REFERENCE_LENGTH), impact(2, REFERENCE_LENGTH), impact(9, 9)
-    (116, 159, 246)
+    length     of the unit in bytes of UTF-8, fields weighted alike: a measure that
+               is fair to all scripts, a Han sign being half a word in both
+    >>> impact(1, REFERENCE_BYTES), impact(2, REFERENCE_BYTES), impact(9, 9)
+    (128, 170, 248)
     """
-    k = BM25_K1 * (1 - BM25_B + BM25_B * length / REFERENCE_LENGTH)
+    k = BM25_K1 * (1 - BM25_B + BM25_B * length / REFERENCE_BYTES)
     return max(1, round(255 * frequency / (frequency + k)))
 
 
@@ -1473,8 +1509,7 @@ def build_segment(documents):
     postings = {}       # token -> posting, or an array of them when it has more
     impacts = {}        # length of a unit -> _Impacts
     known = postings.get
-    for unit, counts in enumerate(_count_units(documents, firsts)):
-        length = round(sum(counts.values()))
+    for unit, (counts, length) in enumerate(_count_units(documents, firsts)):
         if length not in impacts:
             impacts[length] = _Impacts(length)
         high = impacts[length]
@@ -1491,19 +1526,28 @@ def build_segment(documents):
 
 
 def _count_units(documents, firsts):
-    """Yield token -> weighted frequency of each unit; append to firsts as they pass."""
+    """Yield (token -> weighted frequency, length) of each unit; append to firsts."""
     for title, text, chunks in documents:
-        titles, headings = Counter(tokens(title)), {}
+        fields = {name: (Counter(tokens(name)), _byte_length(name))
+                  for name in {title, *(chunk.heading for chunk in chunks)}}
         for chunk in chunks:
-            if chunk.heading not in headings:
-                headings[chunk.heading] = Counter(tokens(chunk.heading))
-            counts = Counter(tokens(text[chunk.start : chunk.end]))
-            for token, count in titles.items():
-                counts[token] += TITLE_WEIGHT * count
-            for token, count in headings[chunk.heading].items():
-                counts[token] += HEADING_WEIGHT * count
-            yield counts
+            body = text[chunk.start : chunk.end]
+            found, length = tokens(body), _byte_length(body)
+            counts = Counter(found)
+            for token in set(found[:LEAD_TOKENS]):
+                counts[token] += LEAD_WEIGHT
+            weights = (title, TITLE_WEIGHT), (chunk.heading, HEADING_WEIGHT)
+            for name, weight in weights:
+                field, field_bytes = fields[name]
+                length += weight * field_bytes
+                for token, count in field.items():
+                    counts[token] += weight * count
+            yield counts, round(length / LENGTH_STEP_BYTES) * LENGTH_STEP_BYTES
         firsts.append(firsts[-1] + len(chunks))
+
+
+def _byte_length(text):
+    return len(text.encode("utf-8", "replace"))
 
 
 @_without_collector
@@ -1821,21 +1865,45 @@ class Index:
         self._places = None
 
     def terms(self, query):
-        """Return [(token, idf, weight, [(segment, Term or None)])] of a query."""
-        self.flush()
-        return [self._term(token, weight) for token, weight in question_tokens(query)]
+        """Return [(token, idf, weight, [(segment, Term or None)])] of a query.
 
-    def _term(self, token, weight):
-        found = [(segment, segment.find(token)) for segment in self.segments]
-        held = sum(segment.live(term) for segment, term in found if term)
-        total = sum(segment.units - len(segment.dead) for segment in self.segments)
-        idf = math.log(1 + (total - held + 0.5) / (held + 0.5))
-        return token, idf, max(1, round(idf * weight * WEIGHT_UNITS)), found
+        Of a pair of signs only a dictionary knows if it is a word; how much oftener the
+        two stand together than chance would have it tells nearly as well.
+        """
+        self.flush()
+        wanted = dict(question_tokens(query))
+        pairs = [token for token in wanted if is_pair(token)]
+        for pair in pairs:
+            for sign in pair:
+                wanted[sign] = wanted.get(sign, 0) + SIGN_SHARE * wanted[pair]
+        found = {token: self._find(token) for token in wanted}
+        held = {token: self._held(found[token]) for token in wanted}
+        for pair in pairs:
+            bond = cohesion(held[pair], held[pair[0]], held[pair[1]], self._units())
+            wanted[pair] *= 1 - COHESION_SHARE * (1 - bond)
+        rows = []
+        for token, weight in wanted.items():
+            idf = self._idf(held[token])
+            weight = max(1, round(idf * weight * WEIGHT_UNITS))
+            rows.append((token, idf, weight, found[token]))
+        return rows
+
+    def _units(self):
+        return sum(segment.units - len(segment.dead) for segment in self.segments)
+
+    def _find(self, token):
+        return [(segment, segment.find(token)) for segment in self.segments]
+
+    def _held(self, found):
+        return sum(segment.live(term) for segment, term in found if term)
+
+    def _idf(self, held):
+        return math.log(1 + (self._units() - held + 0.5) / (held + 0.5))
 
     def idf(self, token):
         """Return the weight of a token by how few chunks hold it."""
         self.flush()
-        return self._term(token, 1)[1]
+        return self._idf(self._held(self._find(token)))
 
     def search(self, query, k, wanted=None):
         """Return the best k as [(score, number, chunk index)].
@@ -1877,6 +1945,21 @@ class Index:
             rows.append({"token": token, "chunks": chunks, "idf": idf,
                          "weight": weight / WEIGHT_UNITS, "shares": shares})
         return rows
+
+
+def cohesion(together, first, second, total):
+    """Return from 0 (chance) to 1 (always) how much two signs stand together.
+
+    The counts are of units that hold the pair, either sign, and anything.
+    Source: Bouma 2009, normalised pointwise mutual information
+    >>> cohesion(2, 2, 2, 64), cohesion(1, 8, 8, 64), round(cohesion(4, 8, 8, 64), 2)
+    (1.0, 0.0, 0.5)
+    """
+    if not together or together == total:
+        return 0.0
+    chance = first * second / total ** 2
+    information = math.log(together / total / chance) / -math.log(together / total)
+    return min(1.0, max(0.0, information))
 
 
 def wanted_units(segment, wanted):

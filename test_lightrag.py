@@ -255,6 +255,8 @@ class Test03Text(unittest.TestCase):
     def test_stems_join_forms_and_keep_words_apart(self):
         for forms in ("connect connects connected connecting", "policy policies",
                       "store stores stored storing", "stop stops stopped stopping",
+                      "relate relation relational", "happy happiness happily",
+                      "compute computer computers computation",
                       "class classes", "index indexes indexed indexing"):
             with self.subTest(forms=forms):
                 self.assertEqual(len({lr.stem(word) for word in forms.split()}), 1)
@@ -740,8 +742,8 @@ class Test07Segments(unittest.TestCase):
     """Postings as bytes: what goes in comes out, and damage is noticed."""
 
     def test_impact_by_hand(self):
-        # k = 1.2 x (1 - 0.75 + 0.75 x 1) = 1.2;  255 x 1 / (1 + 1.2) = 115.9
-        self.assertEqual(lr.impact(1, lr.REFERENCE_LENGTH), 116)
+        # k = 1.0 x (1 - 0.75 + 0.75 x 1) = 1.0;  255 x 1 / (1 + 1.0) = 127.5
+        self.assertEqual(lr.impact(1, lr.REFERENCE_BYTES), 128)
         for frequency in (1, 2, 5, 63, 64, 1000):
             for length in (1, 10, 100, 1000, 10**6):
                 self.assertIn(lr.impact(frequency, length), range(1, 256))
@@ -754,15 +756,17 @@ class Test07Segments(unittest.TestCase):
         expected, unit = {}, 0
         for title, text, chunks in documents:
             for chunk in chunks:
-                counts = {}
+                body = text[chunk.start : chunk.end]
+                leads = set(lr.tokens(body)[: lr.LEAD_TOKENS])
+                counts, length = dict.fromkeys(leads, lr.LEAD_WEIGHT), 0
                 for field, weight in (
-                    (text[chunk.start : chunk.end], 1),
-                    (title, lr.TITLE_WEIGHT),
+                    (body, 1), (title, lr.TITLE_WEIGHT),
                     (chunk.heading, lr.HEADING_WEIGHT),
                 ):
+                    length += weight * len(field.encode())
                     for token in lr.tokens(field):
                         counts[token] = counts.get(token, 0) + weight
-                length = round(sum(counts.values()))
+                length = round(length / 16) * 16
                 for token, count in counts.items():
                     expected[token.encode(), unit] = lr.impact(count, length)
                 unit += 1
@@ -834,16 +838,26 @@ class Test07Segments(unittest.TestCase):
 
 def exhaustive(documents, query, k, wanted=None):
     """Score every chunk of {number: document} by the definition; nothing clever."""
-    units, weighted = [], lr.question_tokens(query)
+    units = []
     for number, document in documents.items():
         impacts = {}
         for (name, unit), value in all_impacts(open_segment([document])).items():
             impacts.setdefault(unit, {})[name.decode()] = value
         for chunk in range(len(document[2])):
             units.append((number, chunk, impacts.get(chunk, {})))
-    scores = {}
-    for token, weight in weighted:
-        held = sum(token in impacts for _, _, impacts in units)
+    def holding(token):
+        return sum(token in impacts for _, _, impacts in units)
+
+    asked, scores = dict(lr.question_tokens(query)), {}
+    pairs = [token for token in asked if lr.is_pair(token)]
+    for pair in pairs:
+        for sign in pair:
+            asked[sign] = asked.get(sign, 0) + lr.SIGN_SHARE * asked[pair]
+    for pair in pairs:
+        bond = lr.cohesion(*map(holding, (pair, *pair)), len(units))
+        asked[pair] *= 1 - lr.COHESION_SHARE * (1 - bond)
+    for token, weight in asked.items():
+        held = holding(token)
         idf = math.log(1 + (len(units) - held + 0.5) / (held + 0.5))
         weight = max(1, round(idf * weight * lr.WEIGHT_UNITS))
         for number, chunk, impacts in units:
