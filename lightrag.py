@@ -190,18 +190,24 @@ EXCERPT_CHARS_MAX = 400     # a lead-in takes its list along up to this
 ANSWER_COVERAGE_MIN = 0.31  # of the question's weight; see notes/answers.md
 IDF_PRIOR = 4.0             # added to each idf: in a base of few chunks it means little
 DOUBT_WORDS = 1.0           # more words that nobody found: few words prove less
-GRAMMAR_SHARE = 0.3         # of its weight, for a pair of signs with one of these
+LIGHT_SHARE = 0.3           # of its weight, for a pair of signs with one of the first,
 GRAMMAR_SIGNS = frozenset(
     "的了吗嗎呢是在和与與及或也就都而被把这這那之其以于於有会會能可要对對为為个個中上下到从從时時后後"
     "哪什么麼何多少怎样樣请請如问問"
 )
+ASKING_WORDS = """
+work mean happen use make need want get find call name know define compute calculate
+handle implement function purpose difference differ example type kind way thing many
+much long first main
+"""                         # and for a word that texts answer without saying it
 NEARLY_AS_GOOD = 0.7        # of the best sentence's score: what else may be shown
 OWN_SHARE = 0.1             # extra for words the sentence holds itself, not its title
 RANK_PENALTY = 0.03         # a place: the ranker knows what a sentence cannot show
 LENGTH_PENALTY = 0.05       # of a full excerpt: of two that cover the same, the shorter
-QUANTITY_BONUS = 0.10       # a number, where the question asks for one
+KIND_BONUS = 0.10           # for a number, or a list, where the question asks for one
 REPEAT_SHARE = 0.8          # of the shorter one's words: then it says the same again
 # A question that matches one of these wants a number or a date; the next match those.
+# The last want a list.
 QUANTITY_PHRASES = r"""\bhow (?:many|much|long|old|far|often|large|big|tall|high|deep)\b
 \bwhen\b|\b(?:what|which) (?:year|date|day|month|time|percent|number|age|size|century)\b
 \b(?:default|limit|threshold|maximum|minimum)s?\b|默认|默認|上限|下限|阈值|閾值
@@ -210,6 +216,8 @@ QUANTITY_SIGNS = r"""\d|[〇一二两兩三四五六七八九十百千万萬亿�
 \b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|dozen|half|once)\b
 \b(?:twice|hundred|thousand|million|billion|january|february|march|april|june)\b
 \b(?:july|august|september|october|november|december)\b"""
+LIST_PHRASES = r"""\bwhat are\b|\bwhich\b.*\bare\b|\blist\b|\bsteps\b
+\bhow (?:do|can|to)\b|哪些|哪[几幾]|[几幾][种種个個点點步]|步骤|步驟|列[出举舉]|包[括含]"""
 
 # Protocol
 FAULT_CHARS_MAX = 300       # of a server's own words in a message
@@ -2139,7 +2147,7 @@ class Excerpt(NamedTuple):
 def excerpts_of(hit):
     """Return the excerpts of a hit, in order; none only when nothing is visible."""
     found = []
-    for spans, above in _grouped(_shown(_pieces(hit)), hit):
+    for spans, above in _grouped(_shown(_pieces(hit), hit.text), hit):
         shown = "\n".join(hit.text[start:end] for start, end in spans)
         context = tokens(f"{hit.title}\n{above}")
         found.append(Excerpt(hit, spans, frozenset(tokens(shown)), frozenset(context)))
@@ -2182,12 +2190,19 @@ def _cut_long(text, start, end):
     yield start, end
 
 
-def _shown(pieces):
-    """Drop lines drawn below titles and table heads; what is underlined is a title."""
+def _shown(pieces, text):
+    """Drop drawn lines, make what is underlined a heading, and list items whole."""
     kept = []
     for what, start, end in pieces:
-        if what == "rule" and kept and kept[-1][0] in ("text", "lead"):
-            kept[-1] = ("heading", *kept[-1][1:])
+        last, last_start, last_end = kept[-1] if kept else ("", 0, 0)
+        between = text[last_end:start]
+        newlines = between.count("\n")
+        goes_on = newlines == 0 or (newlines == 1 and between[-1] != "\n")
+        if what == "rule" and last in ("text", "lead"):
+            kept[-1] = ("heading", last_start, last_end)
+        elif (last == "item" and what in ("text", "lead") and goes_on
+              and end - last_start <= EXCERPT_CHARS_MAX):
+            kept[-1] = ("item", last_start, end)
         elif what not in ("rule", "fence"):
             kept.append((what, start, end))
     if all(what == "heading" for what, _, _ in kept):
@@ -2214,6 +2229,9 @@ def _grouped(pieces, hit):
             head = ("row", *whole) if what == "row" else None
         if "signature" in group:
             head = ("code", pieces[i + group.index("signature")][1], whole[1])
+        opens = what == "item" and pieces[i - 1][0] not in ("item", "lead")
+        if opens and (last := _after_run(pieces, i + 1, start)) > i + 1:
+            yield ((start, pieces[last - 1][2]),), above    # the whole list, too
         listed = what == "lead" and group[-1] in RUNS
         i += group.index(group[-1]) if listed else len(group)   # its members, singly
 
@@ -2237,8 +2255,16 @@ def _after_group(pieces, i, text):
             i += 1
         if _fits(i, SHOWN):
             follower, i = pieces[i][0], _after_group(pieces, i, text)
-            while what == "lead" and follower in RUNS and _fits(i, {follower}):
-                i += 1
+            if what == "lead" and follower in RUNS:
+                i = _after_run(pieces, i, start)
+    return i
+
+
+def _after_run(pieces, i, start):
+    """Return the index after the pieces like the one before i that fit from start."""
+    while (i < len(pieces) and pieces[i][0] == pieces[i - 1][0]
+           and pieces[i][2] - start <= EXCERPT_CHARS_MAX):
+        i += 1
     return i
 
 
@@ -2259,8 +2285,12 @@ def _is_open(text):
 # they cover less than ANSWER_COVERAGE_MIN, the documents do not answer.  The figure
 # was chosen on question sets, see notes/answers.md.
 
-ASKS_QUANTITY = re.compile("|".join(QUANTITY_PHRASES.split("\n")), re.IGNORECASE)
-QUANTITY = re.compile("|".join(QUANTITY_SIGNS.split("\n")), re.IGNORECASE)
+ANSWER_KINDS = [        # (what asks for it, what it looks like)
+    tuple(re.compile("|".join(rows.split("\n")), re.IGNORECASE) for rows in pair)
+    for pair in ((QUANTITY_PHRASES, QUANTITY_SIGNS),
+                 (LIST_PHRASES, r"\n[ \t]*(?:[-*+•]|\d{1,3}[.)、])\s"))
+]
+LIGHT_WORDS = frozenset(map(stem, ASKING_WORDS.split()))
 LABELS = {      # English, Chinese
     "refusal": ("The documents do not answer this.", "文档中没有这个问题的答案。"),
     "notice": ("An extract: the documents, word for word.", "以下为文档原文摘录，一字未改。"),
@@ -2328,7 +2358,7 @@ def source_line(citation, question):
 def best_excerpts(question, hits, idf):
     """Return (coverage, excerpts): the one to three that answer best, best first."""
     words = weighted_words(question, idf)
-    asks_quantity = ASKS_QUANTITY.search(question)
+    looks = [look for asks, look in ANSWER_KINDS if asks.search(question)]
     candidates = []
     for place, hit in enumerate(hits):
         for excerpt in excerpts_of(hit):
@@ -2336,7 +2366,7 @@ def best_excerpts(question, hits, idf):
             score = sum(covered) + OWN_SHARE * sum(covered_words(words, excerpt.found))
             score -= RANK_PENALTY * place
             score -= LENGTH_PENALTY * excerpt.length() / EXCERPT_CHARS_MAX
-            score += QUANTITY_BONUS * bool(asks_quantity and excerpt.finds(QUANTITY))
+            score += KIND_BONUS * any(map(excerpt.finds, looks))
             candidates.append((score, covered, excerpt))
     if not candidates:
         return 0.0, []
@@ -2385,8 +2415,9 @@ def weighted_words(question, idf):
     words = []
     for token, count in question_tokens(question):
         weight = count * (idf(token) + IDF_PRIOR)
-        if len(token) == 2 and not GRAMMAR_SIGNS.isdisjoint(token):
-            weight *= GRAMMAR_SHARE
+        pair = len(token) == 2 and not GRAMMAR_SIGNS.isdisjoint(token)
+        if pair or token in LIGHT_WORDS:
+            weight *= LIGHT_SHARE
         words.append((token, weight))
     heaviest = max((weight for _, weight in words), default=0.0)
     total = sum(weight for _, weight in words) + DOUBT_WORDS * heaviest

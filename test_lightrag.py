@@ -1053,6 +1053,11 @@ class Test12Answers(unittest.TestCase):
             "def fetch(\n    url,\n    timeout=15,\n):\n"
             '    """Read a page."""\n    body = get(url)\n    return decode(body)\n'
         )
+        pits = (
+            "# 今天踩的坑\n\n1. 切开了调用。从此都报错。\n2. 摘要写成了英文。\n\n"
+            "# 别的\n\n- 一条。\n- 两条。\n"
+        )
+        wrapped = "- Files are read.\n  Then they are cut.\n- Pages are fetched.\n"
         fenced = "# Use\n\nRun the server:\n\n```sh\nmake serve\n```\n\nAnd wait."
         rst = "Proxy settings\n==============\n\nA variable names it. Cake is nice."
         cases = [
@@ -1073,6 +1078,11 @@ class Test12Answers(unittest.TestCase):
               "    return decode(body)"]),
             ("How to run the server?", fenced, {},
              ["Run the server:\n\n```sh\nmake serve"]),
+            ("今天踩了哪些坑？", pits, {},
+             ["1. 切开了调用。从此都报错。\n2. 摘要写成了英文。"]),
+            ("摘要写成了什么？", pits, {}, ["2. 摘要写成了英文。"]),
+            ("When are files cut?", wrapped, {},
+             ["- Files are read.\n  Then they are cut."]),
             ("Which variable for the proxy settings?", rst, {"kind": "rst"},
              ["A variable names it."]),
             ("retry limit", "# Retry limit", {}, ["# Retry limit"]),

@@ -8,11 +8,11 @@ in turn is the knowledge base; its own questions ought to be answered, those of 
 sets in the same language refused.  Printed are
 
     answered   share of its own questions that are answered, at the default threshold
-    holds      share of its own questions whose extract holds a known answer, where the
-               set has answers, with the mean length of the extract in characters
     refused    share of another set's questions that are refused
-    the curve  the same shares at other thresholds, worst base first
+    the curve  the least of these shares at other thresholds
     held back  the threshold that the other bases would choose, and its shares here
+    holds      share of questions whose extract holds a known answer (or, where a set has
+               none, shows some of the passage that does), and its mean characters
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ OTHERS = {          # base -> the sets whose questions it cannot answer
     "zh_drcd": ("zh_cmrc", "zh_faq"),
     "zh_faq": ("zh_cmrc", "zh_drcd"),
 }
+WITH_ANSWERS = ("en_squad", "long_en", "long_docs", "long_code", "zh_cmrc", "zh_drcd",
+                "long_zh")
 ANSWERED_AIM, REFUSED_AIM = 0.90, 0.80
 
 
@@ -70,20 +72,28 @@ def build(tool, folder):
     return base
 
 
-def coverages(tool, base, questions):
-    """Return [(coverage, what is shown)] of questions."""
-    rows = []
+def extracts(tool, base, questions):
+    """Yield (coverage, Answer) of questions, whether or not it would be shown."""
     for question in questions:
         hits = base.search(question["text"], tool.HITS)
         coverage, excerpts = tool.best_excerpts(question["text"], hits, base.idf)
-        shown = tool.lay_out(excerpts).text if excerpts else ""
-        rows.append((coverage, shown))
-    return rows
+        shown = tool.lay_out(excerpts) if excerpts else tool.Answer("", True)
+        yield coverage, shown
+
+
+def holds(question, answer):
+    """Tell whether an extract holds a known answer of its question."""
+    if question.get("answers"):
+        return any(known in answer.text for known in question["answers"])
+    return any(
+        cited.hit.source == source and cited.hit.start < end and start < cited.hit.end
+        for cited in answer.citations for source, start, end in question["spans"]
+    )
 
 
 def share(rows, threshold, answered):
-    """Return the share of rows on one side of a threshold."""
-    return sum((coverage >= threshold) == answered for coverage, _ in rows) / len(rows)
+    """Return the share of coverages on one side of a threshold."""
+    return sum((coverage >= threshold) == answered for coverage in rows) / len(rows)
 
 
 def worst(tables, threshold):
@@ -104,6 +114,50 @@ def choose(tables):
     return max((i / 100 for i in range(15, 70)), key=_room)
 
 
+def print_shares(tool, sets, bases, questions):
+    """Print what each base answers and refuses; -> {base: (own, {other: foreign})}."""
+    tables, threshold = {}, tool.ANSWER_COVERAGE_MIN
+    print(f"threshold {threshold}\nbase          answered  refused")
+    for name in bases:
+        base = build(tool, os.path.join(sets, name))
+        own, *foreign = (
+            [coverage for coverage, _ in extracts(tool, base, questions(asked))]
+            for asked in (name, *OTHERS[name])
+        )
+        tables[name] = own, dict(zip(OTHERS[name], foreign))
+        refused = "  ".join(f"{other} {share(rows, threshold, False):.3f}"
+                            for other, rows in tables[name][1].items())
+        print(f"{name:13} {share(own, threshold, True):8.3f}  {refused}", flush=True)
+    return tables
+
+
+def print_curve(tables):
+    """Print the worst shares at each threshold, and what held-back bases get."""
+    print("\nthreshold  least answered  least refused")
+    for i in range(20, 62, 2):
+        answered, refused = worst(tables.values(), i / 100)
+        print(f"{i / 100:9.2f}  {answered:14.3f}  {refused:13.3f}")
+    print(f"chosen: {choose(tables.values()):.2f}\n\nheld back   chosen  answered  refused")
+    for name, table in tables.items():
+        chosen = choose([tables[other] for other in tables if other != name])
+        answered, refused = worst([table], chosen)
+        print(f"{name:13} {chosen:.2f}  {answered:8.3f}  {refused:7.3f}")
+
+
+def print_holds(tool, sets, questions):
+    """Print how often what is shown holds a known answer."""
+    print("\nset           holds  characters")
+    shares = []
+    for name in WITH_ANSWERS:
+        base = build(tool, os.path.join(sets, name))
+        shown = [answer for _, answer in extracts(tool, base, questions(name))]
+        held = list(map(holds, questions(name), shown))
+        shares.append(sum(held) / len(held))
+        characters = sum(len(answer.text) for answer in shown) / len(shown)
+        print(f"{name:13} {shares[-1]:.3f}  {characters:10.0f}", flush=True)
+    print(f"{'mean':13} {sum(shares) / len(shares):.3f}")
+
+
 def main():
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -112,37 +166,13 @@ def main():
     parser.add_argument("--base", nargs="*", default=list(OTHERS))
     parser.add_argument("--tool", default=os.path.join(HERE, "..", "lightrag.py"))
     options = parser.parse_args()
-    tool, results = load_tool(options.tool), {}
-    questions = {
-        name: sample(os.path.join(options.sets, name), options.questions)
-        for name in {*options.base, *(o for b in options.base for o in OTHERS[b])}
-    }
-    default = tool.ANSWER_COVERAGE_MIN
-    print(f"threshold {default}\nbase          answered  holds (chars)  refused")
-    for name in options.base:
-        base = build(tool, os.path.join(options.sets, name))
-        own = coverages(tool, base, questions[name])
-        foreign = {o: coverages(tool, base, questions[o]) for o in OTHERS[name]}
-        results[name] = own, foreign
-        known = [(row[1], q["answers"]) for row, q in zip(own, questions[name])
-                 if name in ("en_squad", "zh_cmrc", "zh_drcd")]
-        held = sum(any(a in shown for a in answers) for shown, answers in known)
-        size = sum(len(shown) for _, shown in own) / len(own)
-        holds = f"{held / len(known):.3f}" if known else "    -"
-        refused = "  ".join(
-            f"{o} {share(rows, default, False):.3f}" for o, rows in foreign.items()
-        )
-        print(f"{name:13} {share(own, default, True):8.3f}  {holds} ({size:4.0f})  "
-              f"{refused}", flush=True)
-    print("\nthreshold  least answered  least refused")
-    for i in range(20, 62, 2):
-        answered, refused = worst(results.values(), i / 100)
-        print(f"{i / 100:9.2f}  {answered:14.3f}  {refused:13.3f}")
-    print(f"chosen: {choose(results.values()):.2f}\n\nheld back   chosen  answered  refused")
-    for name, (own, foreign) in results.items():
-        chosen = choose([table for other, table in results.items() if other != name])
-        answered, refused = worst([(own, foreign)], chosen)
-        print(f"{name:13} {chosen:.2f}  {answered:8.3f}  {refused:7.3f}")
+
+    def _questions(name):
+        return sample(os.path.join(options.sets, name), options.questions)
+
+    tool = load_tool(options.tool)
+    print_curve(print_shares(tool, options.sets, options.base, _questions))
+    print_holds(tool, options.sets, _questions)
 
 
 if __name__ == "__main__":
