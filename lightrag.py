@@ -22,40 +22,43 @@ terminal, clock or environment):
      3 Text          normalise, and the tokens of documents and questions
      4 Prose         sentences, token estimate, text made safe to show
      5 Outline       where headings, fences and definitions begin and end
-     6 Chunks        cut a document into passages that keep their offsets
-     7 Segments      postings as immutable bytes, in memory or mapped
-     8 Ranking       BM25F over segments, and the best k
-     9 Markup        HTML and XML to text
-    10 Documents     bytes to title, kind and text
-    11 Excerpts      what of a hit can be shown: sentences, rows, lines of code
-    12 Answers       numbered sources, extractive answers, refusals
-    13 Protocol      the OpenAI wire format: messages, calls, requests, errors
-    14 Stream        server-sent events, and thoughts in the text, cut anywhere
-    15 Deltas        what the chunks of one answer add up to
-    16 Permissions   (rules, call) to allow, ask or deny
-    17 Paths         ignore rules, secret names, confinement below a root
-    18 Addresses     web addresses: fit to show, fit to send, where they lead
-    19 Files         reading, atomic writes and locks
-    20 Folders       walking, the home of a knowledge base, configuration
-    21 Network       how this machine reaches others: proxies and certificates
-    22 Http          the only section that opens connections
-    23 Pages         one web page, its redirects checked at every step
-    24 Sources       path, folder, glob, URL or standard input to raw documents
-    25 Format        the bytes of knowledge.json, a document a line
-    26 Store         knowledge.json, and the index derived from it
-    27 Knowledge     the documents and their index
-    28 Ingest        plan, ask, add, sync and remove
-    29 Memory        long-term facts and the working memory
-    30 Model         chat completions: retries, what a server takes, errors as sentences
-    31 Tools         a table of what the agent can do
-    32 Agent         the loop; yields events, never prints
-    33 Console       printing, asking and progress under any encoding
-    34 Consent       ask once, and remember what the user wants remembered
-    35 Arguments     the words of a command line to a command and its options
-    36 Intake        the commands that add, sync and remove
-    37 Asking        the commands that list, show, search and ask
-    38 Prompt        the interactive prompt
-    39 Command line  the table of commands, and main
+     6 Languages     how families of languages are written
+     7 Definitions   where the definitions of code begin and end
+     8 Windows       spans of bounded length that end well
+     9 Chunks        cut a document into passages that keep their offsets
+    10 Segments      postings as immutable bytes, in memory or mapped
+    11 Ranking       BM25F over segments, and the best k
+    12 Markup        HTML and XML to text
+    13 Documents     bytes to title, kind and text
+    14 Excerpts      what of a hit can be shown: sentences, rows, lines of code
+    15 Answers       numbered sources, extractive answers, refusals
+    16 Protocol      the OpenAI wire format: messages, calls, requests, errors
+    17 Stream        server-sent events, and thoughts in the text, cut anywhere
+    18 Deltas        what the chunks of one answer add up to
+    19 Permissions   (rules, call) to allow, ask or deny
+    20 Paths         ignore rules, secret names, confinement below a root
+    21 Addresses     web addresses: fit to show, fit to send, where they lead
+    22 Files         reading, atomic writes and locks
+    23 Folders       walking, the home of a knowledge base, configuration
+    24 Network       how this machine reaches others: proxies and certificates
+    25 Http          the only section that opens connections
+    26 Pages         one web page, its redirects checked at every step
+    27 Sources       path, folder, glob, URL or standard input to raw documents
+    28 Format        the bytes of knowledge.json, a document a line
+    29 Store         knowledge.json, and the index derived from it
+    30 Knowledge     the documents and their index
+    31 Ingest        plan, ask, add, sync and remove
+    32 Memory        long-term facts and the working memory
+    33 Model         chat completions: retries, what a server takes, errors as sentences
+    34 Tools         a table of what the agent can do
+    35 Agent         the loop; yields events, never prints
+    36 Console       printing, asking and progress under any encoding
+    37 Consent       ask once, and remember what the user wants remembered
+    38 Arguments     the words of a command line to a command and its options
+    39 Intake        the commands that add, sync and remove
+    40 Asking        the commands that list, show, search and ask
+    41 Prompt        the interactive prompt
+    42 Command line  the table of commands, and main
 
 Words: a document has a title, a source (the path or URL it came from) and a text;
 a chunk is a passage of it, text[start:end]; a hit is a chunk that a search found;
@@ -147,10 +150,18 @@ QUESTION_PHRASES = """
 # Outline
 HEADING_CHARS_MAX = 200     # a longer line is not what a person calls a title
 
+# Languages
+SIGN_CHARS = 20_000         # of a text tell its family of languages
+HEADER_CHARS = 300          # of a line are looked at for the name of a definition
+
+# Definitions
+NESTED_MAX = 8              # definitions inside one another; deeper ones are not cut
+
 # Chunks
 CHUNK_CHARS_MAX = 800       # characters; what the first users know, and what peers use
 CHUNK_OVERLAP = 80          # characters two windows share, so no sentence is lost
-WHOLE_CHARS_MAX = 2400      # a definition or a fence stays whole up to this
+WHOLE_SIZES = 3             # a definition or a fence stays whole up to 2,400
+SHARED_SIZES = 2            # short definitions share a chunk: notes/chunks.md
 SENTENCES_PER_CHUNK = 5
 SENTENCES_OVERLAP = 1
 CODE_LINES_PER_CHUNK = 25   # where code has no outline
@@ -897,7 +908,7 @@ def _escape(match):
 
 
 # =============================================================================
-# 5. Outline -- where headings, fences and definitions begin and end [pure]
+# 5. Outline -- where headings and fences begin and end [pure]
 #    Uses: Settings
 # =============================================================================
 
@@ -1119,11 +1130,646 @@ def plain_title(title):
 
 
 # =============================================================================
-# 6. Chunks -- cut a document into passages that keep their offsets [pure]
-#    Uses: Settings, Errors, Prose, Outline
+# 6. Languages -- how families of languages are written [pure]
+#    Uses: Settings
 # =============================================================================
 
-# Every chunker has one shape, (text, kind, limits) -> list of Chunk, and cares about
+# One reader outlines code in all languages, by what they share: a definition begins
+# with a line of a known form, and ends where its bracket closes or its indentation is
+# left.  This table is all it knows of each family.  A parser for each language would
+# know more, differ from one Python to the next, and give up on what it cannot parse;
+# where this reader is wrong, a chunk is cut elsewhere.
+
+
+class Syntax(NamedTuple):
+    """How a family of languages is written, as far as an outline needs to know."""
+
+    sign: re.Pattern        # how its lines look; counted to tell the family
+    hidden: re.Pattern      # comments (group note) and strings (group quote)
+    header: re.Pattern      # first line of a definition; groups as in _CodeReader
+    brackets: re.Pattern    # what nests
+    braces: bool = False    # { } are blocks, of any indentation; else indentation is
+    closer: re.Pattern = re.compile(r"(?!)")    # not indented: last line of the block
+    tail: re.Pattern = re.compile(r"(?!)")      # not indented, and the block goes on
+    stop: str = ""          # the end of a statement; before it the block goes on
+    weight: int = 1         # of a sign; more where signs are rare but sure
+
+
+def _sign(*patterns):
+    return re.compile("|".join(patterns))
+
+
+def _hidden(notes, quotes=("(?!)",)):
+    return re.compile(f"(?P<note>{'|'.join(notes)})|(?P<quote>{'|'.join(quotes)})",
+                      re.DOTALL | re.MULTILINE)
+
+
+def _header(*patterns):
+    return re.compile(rf"^[ \t\f]*(?:{'|'.join(patterns)})", re.MULTILINE)
+
+
+# Each of these ends somewhere, if need be with the line or the text: what never fails
+# is never tried again, and so the time is linear.
+HASH_NOTE = r"#[^\n]*"
+SPACED_HASH_NOTE = r"(?:^|(?<=[\s;(]))#[^\n]*"
+SLASH_NOTE = r"//[^\n]*"
+STAR_NOTE = r"/\*.*?(?:\*/|\Z)"
+DASH_NOTE = r"--[^\n]*"
+DOUBLE = r'"(?:\\.|[^"\\\n])*"?'
+SINGLE = r"'(?:\\.|[^'\\\n])*'?"
+LONG_DOUBLE = r'"(?:\\.?|[^"\\])*(?:"|\Z)'
+LONG_SINGLE = r"'(?:\\.?|[^'\\])*(?:'|\Z)"
+TRIPLE_DOUBLE = r'"""(?:\\.?|"(?!"")|[^"\\])*(?:"""|\Z)'
+TRIPLE_SINGLE = TRIPLE_DOUBLE.replace('"', "'")
+BACKTICK = r"`(?:\\.?|[^`\\])*(?:`|\Z)"
+BRACKET_TEXT = r"\[(?P<level>=*)\[.*?(?:\](?P=level)\]|\Z)"                 # Lua
+DOLLAR_TEXT = r"(?P<dollar>\$\w*\$).*?(?:(?P=dollar)|\Z)"                   # SQL
+CPP_RAW = r'\b(?:u8|[uUL])?R"(?P<raw>[^(\s"]{0,16})\(.*?(?:\)(?P=raw)"|\Z)'
+RUST_RAW = r'\bb?r(?P<hashes>#*)".*?(?:"(?P=hashes)|\Z)'
+RUST_CHAR = r"'(?:\\[^\n']{1,10}|\\'|[^\\'\n])'"    # any other ' begins a lifetime
+VERBATIM = r'@\$?"(?:""|[^"])*(?:"|\Z)'                                     # C#
+HERE_TEXT = r"(?P<mark>['\"]?)(?P<here>[A-Za-z_]\w*)(?P=mark)[^\n]*\n" \
+    r".*?(?:^[ \t]*(?P=here)\b|\Z)"
+SHELL_HERE_TEXT = r"(?<![\w<])(?<!class )<<[-~]?" + HERE_TEXT
+SLASH_PATTERN = r"(?<=[=(,:&|?!\[]) ?/(?![/*])" \
+    r"(?:\\.|\[(?:\\.|[^\]\\\n]){0,200}\]|[^/\\\n\[]){1,200}/"              # JavaScript
+DIGIT_MARK = r"\d'(?=\d)"                                                   # C++ 1'000
+
+ALL_BRACKETS = re.compile(r"[(){}\[\];]")
+BRACES = re.compile(r"[{}]")
+NO_BRACKETS = re.compile(r"(?!)")
+
+# Words that begin a statement, where a name before a bracket is no definition.
+STATEMENT = (
+    r"(?:if|else|elif|for|foreach|while|do|switch|return|throw|catch|case|default|goto"
+    r"|using|lock|with|assert|yield|await|new|delete|try|when|match|loop|unless|until"
+    r"|defer|go|select|print|echo|require|include|import|super|this|guard|in|not|end"
+    r"|and|or|use)\b"
+)
+WORDS = r"(?:[\w.()\[\]\":<>,@-]+[ \t]+){0,6}?"     # export default, pub(crate), ...
+BRACE_HEADER = _header(
+    # class A, enum class A, pub struct A<T>, interface A extends B, namespace a::b
+    WORDS + r"(?:class|struct|interface|trait|enum|union|record|object|protocol|module"
+    r"|extension|namespace|mod|actor|contract|message|service|@interface)[ \t]+"
+    r"(?:[A-Z][A-Z_]{2,}[ \t]+)?(?P<scope>[\w$]+(?:(?:::|[.\\])\w+)*)"
+    r"(?=\s*(?:$|[:<({\[]|(?:extends|implements|with|where|permits|for|final|derives)"
+    r"\b))",
+    # typedef struct { ... } A;     the name stands at the end
+    r"typedef\s+(?:struct|union|enum)\b[\w \t]*(?P<scope_unnamed>)(?=\{|$)",
+    # impl<T> Trait for A<T>
+    r"(?:unsafe[ \t]+)?impl\b(?:<[^{]*?>)?[ \t]+"
+    r"(?P<scope_impl>[^{;\n]+?)(?=\s*(?:where\b|\{|$))",
+    # type A struct, type A = ...
+    r"type[ \t]+(?P<scope_go>\w+)(?:\[[^\]]*\])?[ \t]+(?:struct|interface)\b",
+    WORDS + r"type[ \t]+(?P<def_type>\w+)(?:<[^=]*>)?\s*=",
+    # func (a *A) f(), function f(), fn f(), fun <T> f(), def f()
+    r"func[ \t]*\([ \t]*(?:\w+[ \t]+)?\*?(?P<receiver>\w+)[^)\n]*\)\s*(?P<def_go>\w+)",
+    WORDS + r"(?:function\b[ \t]*[*&]?|(?:func|fn|fun(?:[ \t]*<[^(\n]*?>)?|def|sub"
+    r"|macro|macro_rules!)[ \t])[ \t]*"
+    r"(?P<def>(?:\w+(?:<[^<>()\n]*>)?[.:])*[^\s(<{\[:=;]+)",
+    # const f = async (a) => ..., f: function, A.prototype.f = function
+    r"(?:(?:export|default|const|let|var|static|readonly|private|public|protected)"
+    r"[ \t]+)*(?P<def_named>[\w$.#]+)[ \t]*(?::[^=({\n]+)?[=:][ \t]*(?:async[ \t]+)?"
+    r"(?:function\b|class\b|\([^()\n]*\)[ \t]*(?::[^=\n]+)?=>|[\w$]+[ \t]*=>"
+    r"|\([ \t]*$)",
+    # const A = {, static int a[] = {
+    r"[\w \t*&:<>,\[\].$]*?(?<![\w$])(?P<table>[\w$]+)[ \t]*(?:\[[^\]\n]*\][ \t]*)*"
+    r"(?::[^={\n]*)?=[ \t]*(?:[\w:<>&]+[ \t]*)?[{\[][ \t]*$",
+    # TEST(Suite, name) {
+    r"(?P<call_macro>[A-Z][A-Z0-9_]+\([^()\n]*\))[ \t]*(?=\{|$)",
+    # static int f(int a) {, A::~A() {, bool operator==(A a) {
+    rf"(?!{STATEMENT})[\w \t:<>,*&\[\]?.~$-]*?(?<![\w$~])(?!{STATEMENT})"
+    r"(?P<call>(?:\w+::)*(?:~?[\w$]+|operator[ \t]*(?:\(\)|[^\s\w(]+)))[ \t]*\(",
+)
+BRACE_TAIL = re.compile(
+    r"[{)\]}:=|&.,+?-]|(?:where|throws|extends|implements|permits|with)\b"
+)
+BRACE_SYNTAX = Syntax(              # C, C++, C#, Java, JavaScript, Go, Kotlin, Swift
+    _sign(r"//|/\*|\* ", r"[^#]*[;{}]$", r"(?:import|package|using|pub|func|fn) "),
+    _hidden((SLASH_NOTE, STAR_NOTE),
+            (TRIPLE_DOUBLE, CPP_RAW, VERBATIM, BACKTICK, DOUBLE, SLASH_PATTERN,
+             DIGIT_MARK, SINGLE)),
+    BRACE_HEADER, ALL_BRACKETS, braces=True, tail=BRACE_TAIL,
+)
+RUST = BRACE_SYNTAX._replace(
+    sign=_sign(r"(?:pub(?:\([^)]*\))? )?(?:unsafe |async )?fn \w+[<(]", r"impl[ <]",
+               r"pub (?:struct|enum|mod|use|trait)\b", r"let mut ", r"#!?\[\w",
+               r"use \w+::"),
+    hidden=_hidden((SLASH_NOTE, STAR_NOTE), (RUST_RAW, DOUBLE, RUST_CHAR)),
+    weight=8,
+)
+PHP = BRACE_SYNTAX._replace(
+    sign=_sign(r"<\?(?:php|=)"),
+    hidden=_hidden((SLASH_NOTE, STAR_NOTE, r"#(?!\[)[^\n]*"),
+                   ("<<<[ \t]*" + HERE_TEXT, DOUBLE, LONG_SINGLE)),
+    weight=SIGN_CHARS,              # one is enough
+)
+PYTHON = Syntax(
+    _sign(r"(?:async )?(?:def|class) \w+.*:(?:[ \t]*#.*)?$", r"from [\w.]+ import",
+          r"(?:if|elif|for|while|with|except) [^{]*:$", r"(?:try|else):$", r"@\w",
+          r"import \w+$", r"(?:return|raise|self\.)[^;]*$", r'"""', r"#!.*python"),
+    _hidden((HASH_NOTE,), (TRIPLE_DOUBLE, TRIPLE_SINGLE, DOUBLE, SINGLE)),
+    _header(r"(?:async[ \t]+)?c?p?def[ \t]+(?P<def>\w+)",
+            r"class[ \t]+(?P<scope>\w+)"),
+    ALL_BRACKETS,
+)
+RUBY = Syntax(                      # and Elixir, Crystal, Julia
+    _sign(r"end\b", r"(?:def|module|class|defmodule|defp) [^:({;]*(?:\(.*\))?(?: do)?$",
+          r"require|include [A-Z]|attr_|elsif |unless ", r".* do(?: \|.*\|)?$",
+          r"@\w+ =", r"#!.*ruby"),
+    _hidden((r"^=begin\b.*?(?:^=end\b|\Z)", r"(?<![\w$#])#(?!\{)[^\n]*"),
+            (SHELL_HERE_TEXT, TRIPLE_DOUBLE, DOUBLE, SINGLE)),
+    _header(r"(?:(?:private|protected|public|export)[ \t]+)?"
+            r"(?:defp?|defmacro|function|macro)[ \t]+(?P<def>[^\s(;,]+)",
+            r"(?:abstract[ \t]+|mutable[ \t]+)?(?:class|module|defmodule|struct)[ \t]+"
+            r"(?P<scope>[\w:.]+|<<[ \t]*\w+)"),
+    ALL_BRACKETS, closer=re.compile(r"end\b"),
+    tail=re.compile(r"(?:rescue|ensure|else|catch|after)\b"),
+)
+LUA = Syntax(
+    _sign(r"local [\w, ]+(?: =|$)", r"(?:local )?function [\w.:]+\(", r"end[,)]*$",
+          r"(?:else)?if .* then$", r"for .* do$", r"repeat$"),
+    _hidden((r"--" + BRACKET_TEXT.replace("level", "note_level"), DASH_NOTE),
+            (BRACKET_TEXT, DOUBLE, SINGLE)),
+    _header(r"(?:local[ \t]+)?function[ \t]+(?P<def>[\w.:]+)",
+            r"(?:local[ \t]+)?(?P<def_named>[\w.]+)[ \t]*=[ \t]*function\b",
+            r"(?:local[ \t]+)?(?P<table>[\w.]+)[ \t]*=[ \t]*\{[ \t]*$"),
+    ALL_BRACKETS, closer=re.compile(r"end\b|\}"),
+)
+SQL = Syntax(
+    _sign(r"(?i:create|alter|drop|insert into|grant|comment on|delete from|returns) ",
+          r"(?i:select|update|values|where|(?:left |inner )?join|order by|group by|set)"
+          r"\b[^({=]*[ ,;(]?$"),
+    _hidden((DASH_NOTE, STAR_NOTE),
+            (DOLLAR_TEXT, r"'(?:''|[^'])*(?:'|\Z)", r'"[^"\n]*"?', r"`[^`\n]*`?")),
+    _header(r"(?i:create\s+(?:or\s+(?:replace|alter)\s+)?(?:(?:global|local|temp|unique"
+            r"|temporary|materialized|recursive|external|unlogged|constraint)\s+)*"
+            r"(?:table|view|function|procedure|trigger|index|type|package(?:\s+body)?"
+            r"|schema|sequence|policy|event)\s+(?:if\s+not\s+exists\s+)?)"
+            r"(?P<def>[\w.\"`$\[\]]+)"),
+    ALL_BRACKETS, stop=";", weight=3,
+    tail=re.compile(r"(?i:end|begin|exception|declare|language|as)\b|[)\"$]"),
+)
+SHELL = Syntax(
+    _sign(r"#!.*\b(?:ba|z|k|da)?sh\b", r"(?:fi|done|esac|then|do)\b(?! *[{(])",
+          r"if \[", r"(?:echo|export|local|set|source|exit|shift) [^=;]*;?$",
+          r"for \w+ in ", r"\w+=[\"$'`\w]*;?$", r"case .* in$", r";;",
+          r"[\w-]+ ?\(\)(?: \{)?$", r"while (?:read|\[|:)"),
+    _hidden((SPACED_HASH_NOTE,),
+            (SHELL_HERE_TEXT, r"\\.", r"'[^']*(?:'|\Z)", LONG_DOUBLE)),
+    _header(r"function[ \t]+(?P<def>[\w:.-]+)",
+            r"(?P<def_named>[\w:.-]+)[ \t]*\([ \t]*\)"),
+    BRACES, braces=True, tail=re.compile(r"[{})]"), weight=2,
+)
+SCRIPT = SHELL._replace(            # Perl, R, PowerShell, Tcl, Terraform
+    sign=_sign(r"#!.*\b(?:perl|Rscript|awk|pwsh|tclsh)", r"sub \w+ *\{", r"=\w+$",
+               r"(?:my|our|local) [$@%(]", r"use \w+(?:::\w+)*(?: [^=]*)?;",
+               r"[$@]\w+(?:->|[{[]| =|\+)", r"(?:return|shift|push)\b.*[$@]\w",
+               r"[\w.]+ <- |library\(", r"function \w+-\w+|param *\(",
+               r"proc [\w:]+ \{|set \w+ [\[{\"$]|(?:if|foreach|while|for) \{",
+               r'(?:resource|variable|output|data|module|provider) "'),
+    hidden=_hidden((r"^=[a-z]\w*.*?(?:^=cut\b|\Z)", r"<#.*?(?:#>|\Z)",
+                    SPACED_HASH_NOTE),
+                   (SHELL_HERE_TEXT, DOUBLE, SINGLE)),
+    header=_header(r"(?:sub|function|filter|proc)[ \t]+(?P<def>[\w:.-]+)",
+                   r"(?P<def_named>[\w.]+)[ \t]*(?:<-|=)[ \t]*function\b",
+                   r"(?P<scope>(?:resource|data|module|variable|output|provider|package"
+                   r"|class|role|locals|terraform)\b[^{;\n]*?)(?=[ \t]*\{)"),
+    weight=4,
+)
+LISP = Syntax(                      # and Scheme, Clojure
+    _sign(r"\((?:def\w*|define|setq|let\*?|ns|in-package|require|interactive) ", r";;"),
+    _hidden((r";[^\n]*",), (LONG_DOUBLE, r"\\.")),
+    _header(r"\((?:def\w*|define[\w-]*)[*]?[ \t]+\(?(?P<def>[^\s()]+)"),
+    ALL_BRACKETS, weight=2,
+)
+SYNTAXES = (BRACE_SYNTAX, RUST, PHP, PYTHON, RUBY, LUA, SQL, SHELL, SCRIPT, LISP)
+DATA_SYNTAXES = {
+    "json": Syntax(
+        NO_BRACKETS, _hidden((SLASH_NOTE,), (DOUBLE,)),
+        _header(r'(?P<def>"+)[ \t]*:[ \t]*[{\[][ \t]*$'),
+        NO_BRACKETS, closer=re.compile(r"[}\]]"),
+    ),
+    "yaml": Syntax(
+        NO_BRACKETS, _hidden((SPACED_HASH_NOTE,)),
+        _header(r"(?P<def>[^\s#\-:{\[&*!|>%@`][^:#\n]*):[ \t]*(?:[|>&!][^\n]*)?$"),
+        NO_BRACKETS, tail=re.compile(r"-(?:\s|$)"),
+    ),
+    "toml": Syntax(
+        NO_BRACKETS, PYTHON.hidden,
+        _header(r"\[+[ \t]*(?P<def>[^\]\n]+?)[ \t]*\]+[ \t]*$"),
+        NO_BRACKETS, tail=re.compile(r""),
+    ),
+}
+
+
+def syntax_of(text):
+    """Tell the family of languages from the first lines of a text."""
+    lines = [line.strip()[:HEADER_CHARS] for line in text[:SIGN_CHARS].split("\n")]
+
+    def _weigh(syntax):
+        """Count the lines that are typical of a family."""
+        return syntax.weight * sum(map(bool, map(syntax.sign.match, lines)))
+
+    return max(SYNTAXES, key=_weigh)
+
+
+# =============================================================================
+# 7. Definitions -- where the definitions of code begin and end [pure]
+#    Uses: Settings, Outline, Languages
+# =============================================================================
+
+# Comments and strings are hidden first, so that what they hold opens nothing.  Then the
+# lines are read once, with a stack of the definitions that are open.
+
+
+NOT_NEWLINE = re.compile(r"[^\n]")
+BLANKS = re.compile(r"[ \t\f]*")
+GENERIC = re.compile(r"<[^<>]*>")
+NAME_AFTER_BLOCK = re.compile(r"\s*\}\s*\**(\w+)")
+# Belongs to the definition below: an attribute, a template, a return type on its line.
+LEAD_LINE = re.compile(r"#\[|\[|template\b|[A-Za-z_][\w \t*&:<>]*$")
+
+
+def code_blocks(text, kind="code"):
+    """Return the definitions of a text, each followed by those inside it.
+
+    text    str, any line ends, any language; json, yaml and toml by their keys
+    ->      list[Block], whole; leading comments, decorators and attributes belong to
+            the definition below them
+    Cost    O(len(text))
+    >>> text = "class A:\\n    # why\\n    def f(self):\\n        pass\\n\\nx = 1\\n"
+    >>> [(text[b.start : b.end], b.heading) for b in code_blocks(text)][1]
+    ('    # why\\n    def f(self):\\n        pass\\n', 'A > f')
+    """
+    text = with_plain_newlines(text)
+    return _CodeReader(text, DATA_SYNTAXES.get(kind) or syntax_of(text)).read()
+
+
+def hide(text, hidden):
+    """Blank out comments and fill strings with quotes, at the same offsets.
+
+    -> tuple[str, set[int]]: the text so treated; the lines that begin inside one
+    """
+    pieces, inside, last = [], set(), 0
+    for match in hidden.finditer(text):
+        start, end = match.span()
+        filler = " " if match.lastgroup == "note" else '"'
+        if "\n" in match[0]:
+            filled = NOT_NEWLINE.sub(filler, match[0])
+            inside.update(start + line.end() for line in LINE.finditer(match[0]))
+        else:
+            filled = filler * (end - start)
+        pieces += text[last:start], filled
+        last = end
+    pieces.append(text[last:])
+    return "".join(pieces), inside
+
+
+class _Definition:
+    """A definition that is being read."""
+
+    __slots__ = ("block", "body", "depth", "end", "indent", "level", "path", "role",
+                 "start", "typed")
+
+    def __init__(self, role, path, level, typed, start, end, indent, depth):
+        self.role, self.path, self.level, self.typed = role, path, level, typed
+        self.start, self.end, self.indent, self.depth = start, end, indent, depth
+        self.block = None       # where the line begins that holds its {
+        self.body = None        # indentation of the first line inside
+
+    def is_indented(self):
+        """Tell whether its body is indented, so that indentation can be trusted."""
+        return self.body is not None and self.body > self.indent
+
+
+class _CodeReader:
+    """Reads the lines of a code text once, keeping a stack of open definitions.
+
+    The group of a header that matches last tells what it is: scope (holds others), def
+    (a keyword says so), call or table (known only by the block that follows, so they
+    count only where statements cannot stand: at the top, and right inside a scope).
+    """
+
+    def __init__(self, text, syntax):
+        self.text, self.syntax = text, syntax
+        self.shown, self.inside = hide(text, syntax.hidden)
+        self.stack, self.blocks, self.depth = [], [], 0
+        self.lead = None        # (start, indent, depth) of comments, attributes above
+        self.last_code = ""     # the line of code before
+
+    def read(self):
+        """Return the blocks, outer ones first."""
+        for line in LINE.finditer(self.shown):
+            start, end = line.span()
+            code = line[0].strip()
+            if not code:
+                self.read_empty(start, end)
+            elif start in self.inside or self.is_directive(code):
+                self.extend(end)
+                self.lead = None
+            else:
+                self.read_code(start, end, code)
+            if code and not self.is_directive(code):
+                self.nest(start, end)
+            if code:
+                self.last_code = code
+        while self.stack:
+            self.finish()
+        return sorted(self.blocks, key=lambda block: (block.start, -block.end))
+
+    def read_empty(self, start, end):
+        """Take in a line without code: blank, or a comment."""
+        if start in self.inside:
+            if not self.lead:
+                self.extend(end)
+            return
+        if self.text[start:end].isspace():
+            self.lead = None
+            if self.waits() and not self.syntax.stop:
+                self.finish()
+            return
+        indent = indent_of(self.text, start, end)
+        holder = next((d for d in reversed(self.stack) if d.indent < indent), None)
+        if holder:
+            holder.end = max(holder.end, end)
+        if not self.lead or self.lead[1] != indent:
+            self.lead = (start, indent, self.depth)
+
+    def read_code(self, start, end, code):
+        """Take in a line of code: what does it close, and does it open a definition?"""
+        indent = indent_of(self.shown, start, end)
+        header = self.syntax.header.match(self.shown, start,
+                                          min(end, start + HEADER_CHARS))
+        closes = self.close_before(indent, code, header)
+        self.extend(end)
+        if header and self.open(header, start, end, indent):
+            return
+        if self.stack and self.stack[-1].block is not None:
+            top = self.stack[-1]
+            top.body = indent if top.body is None else top.body
+        if self.lead and self.depth > self.lead[2]:
+            return              # an attribute of several lines
+        if code[0] != "@" and not (self.syntax.braces and LEAD_LINE.match(code)):
+            self.lead = None
+        elif not self.lead or self.lead[1] != indent:
+            self.lead = (start, indent, self.depth)
+        if closes:
+            self.finish(end)
+
+    def close_before(self, indent, code, header):
+        """Finish what this line is no longer part of; tell if it is a last line."""
+        strong = header and header.lastgroup.startswith(("scope", "def"))
+        syntax = self.syntax
+        while self.stack and indent <= self.stack[-1].indent:
+            top = self.stack[-1]
+            same = indent == top.indent
+            if syntax.braces and top.block is not None:
+                if code[0] == "}" and top.is_indented() and same:
+                    self.depth = top.depth + 1      # whatever brackets were miscounted
+                if not (top.is_indented() and (strong or code[0] == "}" and not same)):
+                    return False
+            elif not strong:
+                if self.depth > top.depth or (same and syntax.tail.match(code)):
+                    return False
+                if syntax.stop and not self.last_code.endswith(syntax.stop):
+                    return False
+                if same and syntax.closer.match(code):
+                    return True
+            self.depth = top.depth
+            self.finish()
+        return False
+
+    def open(self, header, start, end, indent):
+        """Push the definition that begins with this line, if it is one."""
+        group = header.lastgroup
+        role = group.split("_")[0]
+        top = self.stack[-1] if self.stack else None
+        if self.waits() or len(self.stack) == NESTED_MAX:
+            return False
+        if role in ("call", "table") and (
+            (top.role != "scope" or self.depth != top.depth + 1) if top
+            else role == "table" and self.depth
+        ):
+            return False
+        if not self.syntax.braces:
+            self.depth = top.depth if top else 0
+        names = [top.path] if top else []
+        if group == "def_go":
+            names.append(header["receiver"])
+        names.append(_plain_name(self.text[header.start(group) : header.end(group)]))
+        begin = start
+        if self.lead and self.lead[1] == indent:
+            begin = self.lead[0]
+        typed = not self.shown[start : header.start(group)].isspace()
+        self.stack.append(_Definition(
+            role, " > ".join(filter(None, names)), len(self.stack) + 1,
+            typed and header.start(group) > start, begin, end, indent, self.depth,
+        ))
+        self.lead = None
+        return True
+
+    def nest(self, start, end):
+        """Count the brackets of a line, and finish what they close."""
+        for match in self.syntax.brackets.finditer(self.shown, start, end):
+            sign = match[0]
+            if sign == ";":
+                if self.waits() and self.depth == self.stack[-1].depth:
+                    self.finish(end)
+            elif sign in "([{":
+                if sign == "{" and self.waits() and self.depth == self.stack[-1].depth:
+                    self.stack[-1].block = start
+                self.depth += 1
+            else:
+                self.depth = max(0, self.depth - 1)
+                self.close_bracket(start, match.end(), end)
+
+    def close_bracket(self, start, place, end):
+        """Finish the definitions that a closing bracket leaves."""
+        while self.syntax.braces and self.stack and self.depth <= self.stack[-1].depth:
+            top = self.stack[-1]
+            if top.block is None and self.depth == top.depth:
+                return
+            rest = self.shown[place:end].strip()
+            if top.block == start and rest and rest[0] not in ";)}":
+                top.block = None        # a type or a value in braces; the block comes
+                return
+            self.finish(end if self.depth == top.depth else top.end)
+
+    def finish(self, end=0):
+        """Pop the last definition, and keep it if it is one."""
+        top = self.stack.pop()
+        end = max(end, top.end)
+        if self.stack:
+            self.stack[-1].end = max(self.stack[-1].end, end)
+        has_block = top.block is not None or not self.syntax.braces
+        if not (has_block or top.role == "def" or (top.role == "call" and top.typed)):
+            return
+        path = top.path
+        if not path:
+            last = self.shown.rfind("\n", 0, end - 1) + 1
+            named = NAME_AFTER_BLOCK.match(self.shown, last, end)
+            path = named[1] if named else ""
+        self.blocks.append(Block(top.start, end, path, top.level, True))
+
+    def extend(self, end):
+        """Count a line to the last open definition."""
+        if self.stack:
+            self.stack[-1].end = max(self.stack[-1].end, end)
+
+    def waits(self):
+        """Tell whether the last open definition still waits for its block."""
+        return (self.syntax.braces and bool(self.stack)
+                and self.stack[-1].block is None)
+
+    def is_directive(self, code):
+        """Tell whether a line is for a preprocessor, whose brackets need not match."""
+        if not self.syntax.braces:
+            return False
+        is_first = code[0] == "#" and code[1:2] not in ("[", "!")
+        return is_first or (self.last_code[:1] == "#" and self.last_code[-1] == "\\")
+
+
+def _plain_name(name):
+    """Return a name without its generic parameters and quotes.
+
+    >>> _plain_name("From<Vec<u8>> for A<'_>"), _plain_name('"key"')
+    ('From for A', 'key')
+    """
+    while (shorter := GENERIC.sub("", name)) != name:
+        name = shorter
+    if name[:1] in ('"', "'", "`"):
+        name = name.strip("\"'`")
+    return " ".join(name.split())
+
+
+def indent_of(text, start, end):
+    """Return the columns before the first sign of a line."""
+    blanks = BLANKS.match(text, start, end)[0]
+    return len(blanks.expandtabs(8)) if "\t" in blanks else len(blanks)
+
+
+# =============================================================================
+# 8. Windows -- spans of bounded length that end well [pure]
+#    Uses: Settings, Outline
+# =============================================================================
+
+# Where a passage is longer than a chunk may be, it is cut at the best place in the
+# second half of what fits: the end of a paragraph, else of a sentence, else of a word.
+
+
+class Limits(NamedTuple):
+    """How long chunks may be, in characters."""
+
+    size: int       # of any chunk
+    overlap: int    # that two windows of one passage share
+    whole: int      # of a definition or a fence, with its lead
+    shared: int     # of definitions that share a chunk
+
+
+PARAGRAPH_GAP = re.compile(r"\n[ \t\f\v]*\n\s*")
+SOFT_ENDS = " \t\n,;，、：)]}>/"
+FLAG_HALF = re.compile("[\U0001f1e6-\U0001f1ff]")
+# What a reader takes as one with the sign before: Thai and Lao am, the later letters of
+# a hangul syllable, zero-width joiner, skin tones, tags; beside them every mark
+# (category M: accents, vowel signs, variation selectors).
+JOINED = re.compile(
+    "[\u0e33\u0eb3\u1160-\u11ff\u200d\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]"
+)
+
+
+def spans_of_text(text, start, end, limits, stops=()):
+    """Yield spans that cover text[start:end], none longer than the size.
+
+    stops   lists of rising offsets where a window may well end, best list first
+    ->      spans (start, end): starts and ends rise, neighbours share the overlap
+    Cost    O(end - start), for an overlap well below the size
+    """
+    last = start
+    while end - start > limits.size:
+        low, high = max(start + limits.size // 2, last), start + limits.size
+        stop = _whole_sign(text, low, _good_end(text, low, high, stops))
+        yield start, stop
+        last, back = stop, stop - limits.overlap
+        begin = _whole_sign(text, start, _good_start(text, back, stop, stops))
+        start = max(start + 1, begin)
+    yield start, end
+
+
+def spans_of_lines(text, start, end, limits):
+    """Yield spans of whole lines that cover text[start:end], best up to a blank line.
+
+    A line that is longer than the size is cut like prose.
+    """
+    ends = [line.end() for line in LINE.finditer(text, start, end)]
+    i = 0
+    while i < len(ends):
+        stop = min(bisect_right(ends, start + limits.size, i), i + CODE_LINES_PER_CHUNK)
+        if stop == i:
+            stop += 1
+            yield from spans_of_text(text, start, ends[i], limits)
+        else:
+            if stop < len(ends):
+                blank = (k for k in range(stop, (i + stop) // 2 + 1, -1)
+                         if text[ends[k - 2] : ends[k - 1]].isspace())
+                stop = next(blank, stop)
+            yield start, ends[stop - 1]
+        start, i = ends[stop - 1], stop
+
+
+def _good_end(text, low, high, stops):
+    """Return the last good place to end in text[low+1:high+1], at worst high."""
+    for ends in stops:
+        i = bisect_right(ends, high) - 1
+        if i >= 0 and ends[i] > low:
+            return ends[i]
+    for place in range(high, low, -1):
+        if text[place - 1] in SOFT_ENDS:
+            return place
+    return high
+
+
+def _good_start(text, low, high, stops):
+    """Return the first good place to begin from low on, at worst low."""
+    for ends in stops:
+        i = bisect_left(ends, low)
+        if i < len(ends) and ends[i] < high:
+            return ends[i]
+    for place in range(low, high):
+        if text[place - 1] in SOFT_ENDS:
+            return place
+    return low
+
+
+def _whole_sign(text, low, place):
+    """Move a cut back to where it tears no sign, at most to low + 1."""
+    for earlier in range(place, low, -1):
+        if not _tears(text, low, earlier):
+            return earlier
+    return place
+
+
+def _tears(text, low, place):
+    """Tell whether a cut here parts what a reader takes as one sign."""
+    if place >= len(text) or text[place] < "\u0300":
+        return False
+    sign, before = text[place], text[place - 1]
+    if FLAG_HALF.match(sign):
+        halves = 0
+        while place - halves > low and FLAG_HALF.match(text[place - halves - 1]):
+            halves += 1
+        return halves % 2 == 1
+    return before == "\u200d" or bool(
+        JOINED.match(sign) or unicodedata.category(sign)[0] == "M"
+    )
+
+
+# =============================================================================
+# 9. Chunks -- cut a document into passages that keep their offsets [pure]
+#    Uses: Settings, Errors, Prose, Outline, Definitions, Windows
+# =============================================================================
+
+# Every chunker has one shape, (text, kind, limits) -> list of Block, and cares about
 # where to cut only.  _settle then makes true what all promise: no blank ends, no chunk
 # without a letter or digit, each start after the one before.
 
@@ -1136,24 +1782,8 @@ class Chunk(NamedTuple):
     heading: str = ""
 
 
-class Limits(NamedTuple):
-    """How long chunks may be, in characters."""
-
-    size: int       # of any chunk
-    overlap: int    # that two windows of one passage share
-    whole: int      # of a definition or a fence, with its lead
-
-
-# Signs a reader takes as one with the sign before: never the first of a chunk.
-# Thai and Lao am, later letters of a hangul syllable, zero-width joiner, skin tones,
-# tags; beside them every mark (category M: accents, vowel signs, variation selectors).
-JOINED = re.compile(
-    "[\u0e33\u0eb3\u1160-\u11ff\u200d\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]"
-)
-FLAG_HALF = re.compile("[\U0001f1e6-\U0001f1ff]")
 LETTER = re.compile(r"[^\W_]")
-SOFT_ENDS = " \t\n,;，、：)]}>/"
-PARAGRAPH_GAP = re.compile(r"\n[ \t\f\v]*\n\s*")
+NUMBER_CELL = re.compile(r"(?:^|[,;\t])[\s\d.]+(?:$|[,;\t])")
 
 
 def cut(text, kind="text", chunker="auto", size=CHUNK_CHARS_MAX, overlap=CHUNK_OVERLAP):
@@ -1161,8 +1791,8 @@ def cut(text, kind="text", chunker="auto", size=CHUNK_CHARS_MAX, overlap=CHUNK_O
 
     kind        str, as read_document tells it
     chunker     str, a key of CHUNKERS, or auto: by kind
-    size        int >= 1, most characters of a chunk (a definition or a fence stays
-                whole up to three times as many)
+    size        int >= 1, most characters of a chunk; a definition or a fence stays
+                whole up to three times as many
     overlap     int from 0 below size, characters that two windows share
     ->          list[Chunk]: starts and ends rise; each holds a letter or digit; every
                 visible character is in one, but for runs of size and more signs
@@ -1180,7 +1810,7 @@ def cut(text, kind="text", chunker="auto", size=CHUNK_CHARS_MAX, overlap=CHUNK_O
         raise UsageError(
             f"the overlap must be from 0 to {size - 1}, below the size; not {overlap}"
         )
-    limits = Limits(size, overlap, size * WHOLE_CHARS_MAX // CHUNK_CHARS_MAX)
+    limits = Limits(size, overlap, WHOLE_SIZES * size, SHARED_SIZES * size)
     chunk = CHUNKERS.get(chunker) or CHUNKER_OF_KIND.get(kind, by_window)
     text = with_plain_newlines(text)
     return _settle(text, chunk(text, kind, limits), limits)
@@ -1188,49 +1818,54 @@ def cut(text, kind="text", chunker="auto", size=CHUNK_CHARS_MAX, overlap=CHUNK_O
 
 def by_window(text, kind, limits):
     """Cut at sentence ends near the size, windows sharing the overlap."""
-    ends = [end for _, end in sentences(text)]
-    return [Chunk(*span) for span in _windows(text, 0, len(text), limits, ends)]
+    return [Block(*span, "")
+            for span in spans_of_text(text, 0, len(text), limits, _prose_stops(text))]
 
 
 def by_heading(text, kind, limits):
     """Cut between headings, never inside a fence that is short enough."""
     blocks = rst_blocks(text) if kind == "rst" else markdown_blocks(text)
-    ends = [end for _, end in sentences(text)]
+    stops = _prose_stops(text)
+    pieces = _along(blocks, len(text), limits,
+                    lambda start, end: spans_of_text(text, start, end, limits, stops))
+    return _pack(text, pieces, limits, _one_section)
 
-    def split(start, end, heading):
-        """Cut prose that lies in no fence."""
-        spans = _windows(text, start, end, limits, ends)
-        return [Chunk(*span, heading) for span in spans]
 
-    return _pack(text, _along(blocks, len(text), limits, split), limits)
+def by_definition(text, kind, limits):
+    """Cut between definitions; the lines outside them, by blank lines."""
+    pieces = _along(code_blocks(text, kind), len(text), limits,
+                    lambda start, end: spans_of_lines(text, start, end, limits))
+    return _pack(text, pieces, limits, _near_definitions)
 
 
 def by_sentence(text, kind, limits):
     """Cut after every few sentences, the last of which begins the next chunk."""
-    chunks, spans, i = [], sentences(text), 0
+    pieces, spans, i = [], sentences(text), 0
     while i < len(spans):
         start, end = spans[i]
         j = i + 1
         while (j < min(i + SENTENCES_PER_CHUNK, len(spans))
                and spans[j][1] - start <= limits.size):
             end, j = spans[j][1], j + 1
-        chunks += [Chunk(*span) for span in _windows(text, start, end, limits, [])]
+        pieces += [Block(*span, "") for span in spans_of_text(text, start, end, limits)]
         if j == len(spans):
             break
         i = max(i + 1, j - SENTENCES_OVERLAP)
         if spans[j][1] - spans[i][0] > limits.size:
             i = j       # nothing new would fit beside the shared sentence
-    return chunks
+    return pieces
 
 
 def by_paragraph(text, kind, limits):
     """Cut at blank lines; short paragraphs share a chunk."""
-    ends = [end for _, end in sentences(text)]
-    start, chunks = 0, []
-    for end in [*(gap.end() for gap in PARAGRAPH_GAP.finditer(text)), len(text)]:
-        chunks += [Chunk(*span) for span in _windows(text, start, end, limits, ends)]
+    edges = [*(gap.end() for gap in PARAGRAPH_GAP.finditer(text)), len(text)]
+    stops = _prose_stops(text)
+    start, pieces = 0, []
+    for end in edges:
+        spans = spans_of_text(text, start, end, limits, stops)
+        pieces += [Block(*span, "") for span in spans]
         start = end
-    return _pack(text, chunks, limits)
+    return _pack(text, pieces, limits, _one_section)
 
 
 def by_row(text, kind, limits):
@@ -1243,127 +1878,101 @@ def by_row(text, kind, limits):
             start, is_open = line.end(), False
     rows.append((start, len(text)))
     header = text[slice(*rows[0])].strip()
-    if re.search(r"(?:^|[,;\t])[\s\d.]+(?:$|[,;\t])", header):
-        header = ""
-    heading, chunks = plain_title(header), []
-    for start, end in rows:
-        spans = _windows(text, start, end, limits, [])
-        chunks += [Chunk(*span, heading) for span in spans]
-    return _pack(text, chunks, limits)
+    heading = "" if NUMBER_CELL.search(header) else plain_title(header)
+    pieces = [Block(*span, heading)
+              for row in rows for span in spans_of_text(text, *row, limits)]
+    return _pack(text, pieces, limits, _one_section)
+
+
+def _prose_stops(text):
+    """Return where prose may well be cut: ends of sentences."""
+    return ([end for _, end in sentences(text)],)
 
 
 def _along(blocks, length, limits, split):
-    """Cut along blocks: a short one is a chunk, a longer one is cut inside.
+    """Cut along blocks: a short one is a piece, a longer one is cut inside.
 
-    split   (start, end, heading) -> list of Chunk, for what lies in no inner block
+    split   (start, end) -> spans, for what lies in no inner block
     """
-    chunks = []
+    pieces = []
 
-    def walk(i, start, stop, heading):
+    def _walk(i, start, stop, heading):
         """Cut text[start:stop], whose first inner block is number i."""
         while i < len(blocks) and blocks[i].start < stop:
             block, inner = blocks[i], i + 1
-            chunks.extend(split(start, block.start, heading))
+            pieces.extend(Block(*span, heading) for span in split(start, block.start))
             i = inner
             while i < len(blocks) and blocks[i].start < block.end:
                 i += 1
             limit = limits.whole if block.whole else limits.size
             if block.end - block.start <= limit:
-                chunks.append(Chunk(block.start, block.end, block.heading))
+                pieces.append(block)
             else:
-                walk(inner, block.start, block.end, block.heading)
+                _walk(inner, block.start, block.end, block.heading)
             start = block.end
-        chunks.extend(split(start, stop, heading))
+        pieces.extend(Block(*span, heading) for span in split(start, stop))
 
-    walk(0, 0, length, "")
-    return chunks
+    _walk(0, 0, length, "")
+    return pieces
 
 
-def _pack(text, chunks, limits):
-    """Join neighbours under one heading while they fit, and a title to what follows."""
+def _pack(text, pieces, limits, belong):
+    """Join neighbours that belong together.
+
+    belong  (text, one, other, limits) -> bool
+    """
     packed = []
-    for chunk in chunks:
-        if packed and _join(text, packed[-1], chunk, limits):
-            packed[-1] = Chunk(packed[-1].start, chunk.end, chunk.heading)
-        elif chunk.end > chunk.start:
-            packed.append(chunk)
+    for piece in pieces:
+        if piece.start == piece.end:
+            continue
+        if packed and belong(text, packed[-1], piece, limits):
+            one = packed[-1]
+            heading = _shared_heading(one.heading, piece.heading)
+            piece = Block(one.start, piece.end, heading, 1, one.whole or piece.whole)
+            packed.pop()
+        packed.append(piece)
     return packed
 
 
-def _join(text, one, other, limits):
-    """Tell whether two neighbours make one good chunk."""
+def _one_section(text, one, other, limits):
+    """Tell whether two neighbours are of one section, or a bare title and its first."""
     length = other.end - one.start
     if one.heading == other.heading:
-        lead = one.end - one.start <= limits.size // 4
-        whole = other.end - other.start > limits.size
-        return length <= limits.size or (lead and whole and length <= limits.whole)
-    alone = "\n" not in text[one.start : one.end].strip()
-    return (alone and length <= limits.size
+        return length <= limits.size or _leads(one, other, limits)
+    is_title = "\n" not in text[one.start : one.end].strip()
+    return (is_title and length <= limits.size
             and other.heading.startswith(one.heading + " > "))
 
 
-def _windows(text, start, end, limits, ends):
-    """Yield spans that cover text[start:end], each ending well and within the size.
+def _near_definitions(text, one, other, limits):
+    """Tell whether two neighbours in code are short enough to be found together."""
+    has_whole = one.whole or other.whole
+    if not has_whole and one.heading == other.heading:
+        return False        # windows of one passage
+    limit = limits.shared if has_whole else limits.size
+    return other.end - one.start <= limit or _leads(one, other, limits)
 
-    ends    list[int], rising: where sentences end
+
+def _leads(one, other, limits):
+    """Tell whether one is the few lines before something whole."""
+    return (other.whole and one.end - one.start <= limits.size // 4
+            and other.end - one.start <= limits.whole)
+
+
+def _shared_heading(one, other):
+    """Return the heading of two neighbours.
+
+    >>> _shared_heading("A > b", "A > c"), _shared_heading("A", "A > b")
+    ('A > b, c', 'A > b')
     """
-    last = start
-    while end - start > limits.size:
-        low, high = max(start + limits.size // 2, last), start + limits.size
-        stop = _whole_sign(text, low, _good_end(text, low, high, ends))
-        yield start, stop
-        last, back = stop, stop - limits.overlap
-        begin = _whole_sign(text, start, _good_start(text, back, stop, ends))
-        start = max(start + 1, begin)
-    if text[start:end].strip():
-        yield start, end
-
-
-def _good_end(text, low, high, ends):
-    """Return the last good place to end in text[low+1:high+1], at worst high."""
-    i = bisect_right(ends, high) - 1
-    if i >= 0 and ends[i] > low:
-        return ends[i]
-    for position in range(high, low, -1):
-        if text[position - 1] in SOFT_ENDS:
-            return position
-    return high
-
-
-def _good_start(text, low, high, ends):
-    """Return the first good place to begin from low on, at worst low."""
-    i = bisect_left(ends, low)
-    if i < len(ends) and ends[i] < high:
-        return ends[i]
-    for position in range(low, high):
-        if text[position - 1] in SOFT_ENDS:
-            return position
-    return low
-
-
-def _whole_sign(text, low, position):
-    """Move a cut back to where no sign is torn, at most to low + 1."""
-    for place in range(position, low, -1):
-        if not _tears(text, low, place):
-            return place
-    return position
-
-
-def _tears(text, low, position):
-    """Tell whether a cut here parts what a reader takes as one sign."""
-    if position >= len(text):
-        return False
-    sign, before = text[position], text[position - 1]
-    if sign < "\u0300":
-        return False
-    if FLAG_HALF.match(sign):
-        halves = 0
-        while position - halves > low and FLAG_HALF.match(text[position - halves - 1]):
-            halves += 1
-        return halves % 2 == 1
-    return before == "\u200d" or bool(
-        JOINED.match(sign) or unicodedata.category(sign)[0] == "M"
-    )
+    if one == other or len(one) > HEADING_CHARS_MAX:
+        return one
+    steps, other_steps, path = one.split(" > "), other.split(" > "), []
+    while steps and other_steps and steps[0] == other_steps[0]:
+        path.append(steps.pop(0))
+        other_steps.pop(0)
+    names = ", ".join(filter(None, (" > ".join(steps), " > ".join(other_steps))))
+    return " > ".join([*path, names] if names else path)
 
 
 def _settle(text, chunks, limits):
@@ -1416,18 +2025,20 @@ def _trim(text, start, end):
 CHUNKERS = {
     "chars": by_window,
     "heading": by_heading,
+    "code": by_definition,
     "sentence": by_sentence,
     "paragraph": by_paragraph,
 }
 CHUNKER_OF_KIND = {
     **dict.fromkeys(("markdown", "html", "rst", "notebook", "docx", "pptx", "xlsx",
                      "epub"), by_heading),
+    **dict.fromkeys(("code", "json", "yaml", "toml"), by_definition),
     "csv": by_row,
 }
 
 
 # =============================================================================
-# 7. Segments -- postings as immutable bytes, in memory or mapped [pure]
+# 10. Segments -- postings as immutable bytes, in memory or mapped [pure]
 #    Uses: Settings, Errors, Text
 # =============================================================================
 
@@ -1770,7 +2381,7 @@ class Segment(Sealed):
 
 
 # =============================================================================
-# 8. Ranking -- BM25F over segments, and the best k [pure]
+# 11. Ranking -- BM25F over segments, and the best k [pure]
 #    Uses: Settings, Text, Segments
 # =============================================================================
 
@@ -2044,13 +2655,13 @@ def look_up(scores, segment, term, weight):
 
 
 # =============================================================================
-# 9. Markup -- HTML and XML to text [pure]
+# 12. Markup -- HTML and XML to text [pure]
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 10. Documents -- bytes to title, kind and text [pure]
+# 13. Documents -- bytes to title, kind and text [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -2095,7 +2706,7 @@ def read_document(data, name, content_type="", charset=""):
 
 
 # =============================================================================
-# 11. Excerpts -- what of a hit can be shown: sentences, rows, lines of code [pure]
+# 14. Excerpts -- what of a hit can be shown: sentences, rows, lines of code [pure]
 #    Uses: Settings, Text, Prose, Outline, Ranking
 # =============================================================================
 
@@ -2274,7 +2885,7 @@ def _is_open(text):
 
 
 # =============================================================================
-# 12. Answers -- numbered sources, extractive answers, refusals [pure]
+# 15. Answers -- numbered sources, extractive answers, refusals [pure]
 #    Uses: Settings, Text, Prose, Ranking, Excerpts
 # =============================================================================
 
@@ -2485,7 +3096,7 @@ def narrow(hit, start, end):
 
 
 # =============================================================================
-# 13. Protocol -- the OpenAI wire format: messages, calls, requests, errors [pure]
+# 16. Protocol -- the OpenAI wire format: messages, calls, requests, errors [pure]
 #    Uses: Settings, Prose
 # =============================================================================
 
@@ -2753,7 +3364,7 @@ def _wire_name(name):
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64] or "unknown"
 
 # =============================================================================
-# 14. Stream -- server-sent events, and thoughts in the text, cut anywhere [pure]
+# 17. Stream -- server-sent events, and thoughts in the text, cut anywhere [pure]
 #    Uses: Settings
 # =============================================================================
 
@@ -2912,7 +3523,7 @@ def _hold_back(text):
 
 
 # =============================================================================
-# 15. Deltas -- what the chunks of one answer add up to [pure]
+# 18. Deltas -- what the chunks of one answer add up to [pure]
 #    Uses: Settings, Errors, Prose, Protocol, Stream
 # =============================================================================
 
@@ -3160,7 +3771,7 @@ def _chunk_of(event, data):
 
 
 # =============================================================================
-# 16. Permissions -- (rules, call) to allow, ask or deny [pure]
+# 19. Permissions -- (rules, call) to allow, ask or deny [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -3269,7 +3880,7 @@ def with_rule(config, project, rule):
 
 
 # =============================================================================
-# 17. Paths -- ignore rules, secret names, confinement below a root [pure]
+# 20. Paths -- ignore rules, secret names, confinement below a root [pure]
 #    Uses: Settings, Errors
 # =============================================================================
 
@@ -3517,7 +4128,7 @@ def _names(path, flavour):
 
 
 # =============================================================================
-# 18. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
+# 21. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
 #    Uses: Settings, Errors
 # =============================================================================
 
@@ -3681,7 +4292,7 @@ def masked(text, secrets):
 
 
 # =============================================================================
-# 19. Files -- reading, atomic writes and locks
+# 22. Files -- reading, atomic writes and locks
 #    Uses: Settings, Errors
 # =============================================================================
 
@@ -3983,7 +4594,7 @@ def make_home(home):
 
 
 # =============================================================================
-# 20. Folders -- walking, the home of a knowledge base, configuration
+# 23. Folders -- walking, the home of a knowledge base, configuration
 #    Uses: Settings, Errors, Prose, Paths, Files
 # =============================================================================
 
@@ -4286,7 +4897,7 @@ def change_config(environ, change):
 
 
 # =============================================================================
-# 21. Network -- how this machine reaches others: proxies and certificates
+# 24. Network -- how this machine reaches others: proxies and certificates
 #    Uses: Settings, Errors, Addresses
 # =============================================================================
 
@@ -4391,7 +5002,7 @@ def tls_context(network):
 
 
 # =============================================================================
-# 22. Http -- the only section that opens connections
+# 25. Http -- the only section that opens connections
 #    Uses: Settings, Errors, Addresses, Network
 # =============================================================================
 
@@ -4710,7 +5321,7 @@ def _network_error(error, url, limits, variable):
 
 
 # =============================================================================
-# 23. Pages -- one web page, its redirects checked at every step
+# 26. Pages -- one web page, its redirects checked at every step
 #    Uses: Settings, Errors, Addresses, Network, Http
 # =============================================================================
 
@@ -4796,7 +5407,7 @@ def _page(reply):
 
 
 # =============================================================================
-# 24. Sources -- path, folder, glob, URL or standard input to raw documents
+# 27. Sources -- path, folder, glob, URL or standard input to raw documents
 #    Uses: nothing
 # =============================================================================
 
@@ -4857,7 +5468,7 @@ def read_source(candidate, approve, stdin):
 
 
 # =============================================================================
-# 25. Format -- the bytes of knowledge.json, a document a line [pure]
+# 28. Format -- the bytes of knowledge.json, a document a line [pure]
 #    Uses: Settings, Errors, Chunks, Documents
 # =============================================================================
 
@@ -4969,7 +5580,7 @@ def line_digest(line):
 
 
 # =============================================================================
-# 26. Store -- knowledge.json, and the index derived from it
+# 29. Store -- knowledge.json, and the index derived from it
 #    Uses: Settings, Errors, Chunks, Segments, Ranking, Files, Format
 # =============================================================================
 
@@ -5305,7 +5916,7 @@ def mapped(path):
 
 
 # =============================================================================
-# 27. Knowledge -- the documents and their index
+# 30. Knowledge -- the documents and their index
 #    Uses: Settings, Errors, Chunks, Segments, Ranking, Documents, Files, Sources, Store
 # =============================================================================
 
@@ -5618,7 +6229,7 @@ def root_of(home):
 
 
 # =============================================================================
-# 28. Ingest -- plan, ask, add, sync and remove
+# 31. Ingest -- plan, ask, add, sync and remove
 #    Uses: Errors, Prose, Chunks, Documents, Files, Sources, Knowledge, Settings
 # =============================================================================
 
@@ -5828,13 +6439,13 @@ def missing_anchor(knowledge, source):
 
 
 # =============================================================================
-# 29. Memory -- long-term facts and the working memory
+# 32. Memory -- long-term facts and the working memory
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 30. Model -- chat completions: retries, what a server takes, errors as sentences
+# 33. Model -- chat completions: retries, what a server takes, errors as sentences
 #    Uses: Settings, Errors, Prose, Protocol, Deltas, Addresses, Network, Http
 # =============================================================================
 
@@ -6151,19 +6762,19 @@ def retry_wait_s(headers, number, now_s, chance=None):
 
 
 # =============================================================================
-# 31. Tools -- a table of what the agent can do
+# 34. Tools -- a table of what the agent can do
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 32. Agent -- the loop; yields events, never prints
+# 35. Agent -- the loop; yields events, never prints
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 33. Console -- printing, asking and progress under any encoding
+# 36. Console -- printing, asking and progress under any encoding
 #    Uses: Settings, Prose
 # =============================================================================
 
@@ -6375,7 +6986,7 @@ def fit(text, columns):
 
 
 # =============================================================================
-# 34. Consent -- ask once, and remember what the user wants remembered
+# 37. Consent -- ask once, and remember what the user wants remembered
 #    Uses: Settings, Prose, Permissions, Folders
 # =============================================================================
 
@@ -6490,7 +7101,7 @@ class Consent:
 
 
 # =============================================================================
-# 35. Arguments -- the words of a command line to a command and its options [pure]
+# 38. Arguments -- the words of a command line to a command and its options [pure]
 #    Uses: Errors, Prose
 # =============================================================================
 
@@ -6655,7 +7266,7 @@ def _option_rows(options):
 
 
 # =============================================================================
-# 36. Intake -- the commands that add, sync and remove
+# 39. Intake -- the commands that add, sync and remove
 #    Uses: Errors, Prose, Folders, Sources, Knowledge, Ingest, Consent, Arguments
 # =============================================================================
 
@@ -6832,7 +7443,7 @@ def report_json(report):
 
 
 # =============================================================================
-# 37. Asking -- the commands that list, show, search and ask
+# 40. Asking -- the commands that list, show, search and ask
 #    Uses: Settings, Errors, Prose, Answers, Intake
 # =============================================================================
 
@@ -7073,7 +7684,7 @@ class Talk:
 
 
 # =============================================================================
-# 38. Prompt -- the interactive prompt
+# 41. Prompt -- the interactive prompt
 #    Uses: Settings, Errors, Prose, Console, Arguments
 # =============================================================================
 
@@ -7283,7 +7894,7 @@ def mend(line, encoding):
 
 
 # =============================================================================
-# 39. Command line -- the table of commands, and main
+# 42. Command line -- the table of commands, and main
 #    Uses: Settings, Errors, Chunks, Folders, Console, Arguments, Intake, Asking, Prompt
 # =============================================================================
 

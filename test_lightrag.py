@@ -503,7 +503,873 @@ class Test05Outline(unittest.TestCase):
 
 
 # =============================================================================
-# 6. Chunks
+# 6. Languages
+# =============================================================================
+
+CODE = {    # language: (text, headings of its definitions, outer ones first)
+    "python": (r'''
+"""Docs of the module: def not_this(): pass."""
+import os
+from typing import (
+    Any,
+)
+
+LIMIT = 3
+
+
+# what it is for
+@decorate(
+    name="x",
+)
+async def first(
+    a,
+    b="""
+def not_that():
+""",
+):
+    """Docstring.
+
+class Nor:
+    this
+"""
+    if a:
+        def inner():
+            return {
+        "unindented": 1,
+    }
+    # the last line
+
+
+class Two(Base):
+    x = 1
+
+    @property
+    def name(self) -> str: return "def f(): # {"
+
+    class Inner:
+        def method(self):
+            pass
+
+
+if __name__ == "__main__":
+    first()
+''', ["first", "first > inner", "Two", "Two > name", "Two > Inner",
+      "Two > Inner > method"]),
+    "javascript": (r'''
+// function notThis() {
+import { a } from "a";
+
+/**
+ * Adds { numbers.
+ */
+export async function add(a, b = () => { return 1; }) {
+  const re = /["'{]/g, text = `a ${b} { `;
+  if (a) { return "}"; }
+  for (const x of y) {
+    call(x, function () { return 1; });
+  }
+}
+
+export default class Store extends Base {
+  #items = [];
+
+  constructor(items) {
+    super();
+    this.items = items;
+  }
+
+  static async load(url) {
+    return fetch(url);
+  }
+
+  get size() { return this.items.length; }
+
+  onClick = async (event) => {
+    this.add(event);
+  };
+}
+
+const double = (x) => x * 2;
+const triple = function (x) {
+  return x * 3;
+};
+module.exports.halve = (x) => {
+  return x / 2;
+};
+const OPTIONS = {
+  a: 1,
+  run: function () {
+    return 2;
+  },
+};
+describe("add", () => {
+  it("adds", () => {
+    expect(add(1, 2)).toBe(3);
+  });
+});
+''', ["add", "Store", "Store > constructor", "Store > load", "Store > size",
+      "Store > onClick", "double", "triple", "module.exports.halve", "OPTIONS",
+      "OPTIONS > run"]),
+    "typescript": (r'''
+export interface Shape<T> extends Base {
+  area(): number;
+  name: string;
+}
+
+export type Id = string | { id: number };
+
+export enum Color { Red, Green }
+
+namespace Tools.Math {
+  export function square(x: number): { value: number } {
+    return { value: x * x };
+  }
+}
+
+export abstract class Circle implements Shape<number> {
+  private readonly r: number = 1;
+
+  @Input()
+  public area(scale?: number): number {
+    return Math.PI * this.r ** 2;
+  }
+}
+
+export const make = async <T,>(x: T): Promise<T> => {
+  return x;
+};
+''', ["Shape", "Id", "Color", "Tools.Math", "Tools.Math > square", "Circle",
+      "Circle > area"]),
+    "java": (r'''
+package com.example;
+
+import java.util.List;
+
+/** A cart. { */
+@Entity
+@Table(name = "carts")
+public final class Cart<T extends Item> implements Closeable {
+    private final List<T> items = new ArrayList<>() {{ add(null); }};
+
+    public Cart(List<T> items) {
+        this.items = items;
+    }
+
+    // adds it
+    @Override
+    public <R> Map<String, List<R>> add(
+            final T item, int count) throws IOException {
+        if (count > 0) {
+            for (int i = 0; i < count; i++) { items.add(item); }
+        } else if (count < 0) {
+            throw new IOException("}");
+        }
+        return null;
+    }
+
+    abstract int size();
+
+    enum State { OPEN, CLOSED }
+
+    private static class Inner {
+        char brace() { return '{'; }
+    }
+}
+''', ["Cart", "Cart > Cart", "Cart > add", "Cart > size", "Cart > State",
+      "Cart > Inner", "Cart > Inner > brace"]),
+    "c": (r'''
+#include <stdio.h>
+#define BEGIN {
+#define LONG(x) \
+    do { (x); \
+    } while (0)
+
+struct point;
+extern int limit;
+
+typedef struct {
+    int x, y;
+} point_t;
+
+struct node {
+    struct node *next;
+};
+
+static const char *names[] = {
+    "one", "two",
+};
+
+int parse(const char *text, size_t length);
+
+/*
+ * Returns the node.
+ */
+static struct node *
+find(struct node *head, int key)
+{
+    if (key == '{') {
+        return NULL;
+    }
+#ifdef DEBUG
+    if (head) {
+#else
+    while (head) {
+#endif
+        head = head->next;
+    }
+out:
+    return head;
+}
+
+int main(int argc, char **argv)
+{
+    printf("}");
+    return 0;
+}
+''', ["point_t", "node", "names", "parse", "find", "main"]),
+    "c++": (r'''
+#pragma once
+namespace app {
+namespace detail {
+
+template <typename T>
+class Buffer final : public Base<T> {
+public:
+    explicit Buffer(size_t n) : size_(n), data_{new T[n]} {}
+    ~Buffer() override { delete[] data_; }
+
+    bool operator==(const Buffer& other) const {
+        return size_ == other.size_;
+    }
+    T at(size_t i) const;
+
+private:
+    size_t size_ = 1'000'000;
+};
+
+}  // namespace detail
+
+template <typename T>
+T Buffer<T>::at(size_t i) const {
+    auto text = R"(} " {)";
+    return data_[i];
+}
+
+enum class Color : uint8_t { red, green };
+
+TEST(BufferTest, Holds) {
+    EXPECT_EQ(1, 1);
+}
+
+}  // namespace app
+''', ["app", "app > detail", "app > detail > Buffer", "app > detail > Buffer > Buffer",
+      "app > detail > Buffer > ~Buffer", "app > detail > Buffer > operator==",
+      "app > detail > Buffer > at", "app > at", "app > Color",
+      "app > TEST(BufferTest, Holds)"]),
+    "c#": (r'''
+using System;
+namespace Shop.Core
+{
+    /// <summary>A cart {</summary>
+    [Serializable]
+    public sealed class Cart : ICart
+    {
+        public string Name { get; set; }
+        private const string Path = @"C:\";
+
+        public Cart(string name)
+        {
+            Name = name;
+        }
+
+        public async Task<List<int>> LoadAsync(int id) =>
+            await db.Load(id);
+
+        protected override void Run()
+        {
+            using (var x = Open()) { }
+        }
+    }
+
+    public interface ICart
+    {
+        void Run();
+    }
+
+    public record Item(int Id, string Name);
+}
+''', ["Shop.Core", "Shop.Core > Cart", "Shop.Core > Cart > Cart",
+      "Shop.Core > Cart > LoadAsync", "Shop.Core > Cart > Run", "Shop.Core > ICart",
+      "Shop.Core > ICart > Run"]),
+    "rust": (r'''
+//! A crate. fn not_this() {}
+use std::fmt;
+
+/// A pair.
+#[derive(Debug, Clone)]
+pub struct Pair<'a, T> {
+    first: &'a T,
+}
+
+impl<'a, T: fmt::Debug> Pair<'a, T> {
+    /// Makes one.
+    #[must_use]
+    pub(crate) fn new(first: &'a T) -> Self {
+        let quote = '"';
+        let brace = '{';
+        let raw = r#"} " {"#;
+        Self { first }
+    }
+}
+
+impl<T> fmt::Display for Pair<'_, T>
+where
+    T: fmt::Debug,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.first {
+            _ => write!(f, "}}"),
+        }
+    }
+}
+
+pub trait Shape {
+    fn area(&self) -> f64;
+}
+
+macro_rules! square {
+    ($x:expr) => { $x * $x };
+}
+
+pub async unsafe fn run<F>(f: F)
+where
+    F: Fn(),
+{
+    f()
+}
+
+mod tests;
+''', ["Pair", "Pair", "Pair > new", "fmt::Display for Pair",
+      "fmt::Display for Pair > fmt", "Shape", "Shape > area", "square", "run"]),
+    "go": (r'''
+package main
+
+import (
+	"fmt"
+)
+
+// Server serves.
+type Server struct {
+	name string
+}
+
+type Handler interface {
+	Handle(x int) error
+}
+
+type ID int
+
+const page = `
+func notThis() {
+`
+
+// Start starts { it.
+func (s *Server) Start(addr string) (interface{}, error) {
+	go func() {
+		fmt.Println("}")
+	}()
+	return nil, nil
+}
+
+func Map[T any](xs []T, f func(T) T) []T {
+	for _, x := range xs {
+		f(x)
+	}
+	return xs
+}
+
+func main() {}
+''', ["Server", "Handler", "Server > Start", "Map", "main"]),
+    "kotlin": (r'''
+package app
+
+import java.io.File
+
+data class User(val name: String, val age: Int)
+
+/** A store. */
+@Serializable
+class Store(private val file: File) : Base(), Closeable {
+    companion object {
+        const val MAX = 3
+    }
+
+    fun size() = items.size
+
+    override suspend fun load(id: Int): User? {
+        return items.firstOrNull { it.id == id }
+    }
+}
+
+fun <T> List<T>.second(): T = this[1]
+
+object Registry {
+    fun add(x: Int) { println("}") }
+}
+''', ["Store", "Store > size", "Store > load", "List.second", "Registry",
+      "Registry > add"]),
+    "swift": (r'''
+import Foundation
+
+protocol Shape {
+    func area() -> Double
+}
+
+public struct Circle: Shape {
+    var r: Double
+
+    init(r: Double) {
+        self.r = r
+    }
+
+    public func area() -> Double {
+        return .pi * r * r
+    }
+}
+
+extension Circle: CustomStringConvertible {
+    var description: String { "circle }" }
+}
+
+func run() async throws {
+    guard let x = load() else { return }
+}
+''', ["Shape", "Shape > area", "Circle", "Circle > init", "Circle > area", "Circle",
+      "run"]),
+    "php": (r'''
+<?php
+namespace App\Models;
+
+use App\Base;
+
+// a { comment
+# another {
+#[Entity]
+abstract class User extends Base implements Stringable
+{
+    public function __construct(private string $name) {
+        parent::__construct();
+    }
+
+    public static function find(int $id): ?self
+    {
+        $sql = <<<SQL
+        SELECT } FROM users
+        SQL;
+        return null;
+    }
+}
+
+function helper(array $xs = []): array {
+    return array_map(function ($x) { return $x; }, $xs);
+}
+''', ["User", "User > __construct", "User > find", "helper"]),
+    "ruby": (r'''
+require "set"
+
+# A module.
+module Shop
+  class Cart < Base
+    attr_reader :items
+
+    # Adds it.
+    def add(item, count: 1)
+      items.each do |x|
+        puts "end #{x}"
+      end
+      text = <<~TEXT
+        def not_this
+      TEXT
+    rescue ArgumentError
+      nil
+    end
+
+    def empty? = items.empty?
+
+    def self.load(path)
+      new
+    end
+
+    class << self
+      def build; end
+    end
+  end
+end
+''', ["Shop", "Shop > Cart", "Shop > Cart > add", "Shop > Cart > empty?",
+      "Shop > Cart > self.load", "Shop > Cart > << self",
+      "Shop > Cart > << self > build"]),
+    "elixir": (r'''
+defmodule Shop.Cart do
+  @moduledoc """
+  def not_this do
+  """
+
+  def add(cart, item) do
+    case item do
+      nil -> cart
+    end
+  end
+
+  defp total(items), do: Enum.sum(items)
+end
+''', ["Shop.Cart", "Shop.Cart > add", "Shop.Cart > total"]),
+    "lua": (r'''
+local M = {}
+
+--[[ function notThis()
+end ]]
+-- Adds.
+function M.add(a, b)
+  if a then
+    return a + b
+  end
+end
+
+local function helper(x)
+  local text = [[
+function notThat()
+]]
+  return x
+end
+
+M.sub = function(a, b)
+  return a - b
+end
+
+function M:method() return self end
+
+return M
+''', ["M.add", "helper", "M.sub", "M:method"]),
+    "shell": (r'''
+#!/usr/bin/env bash
+set -euo pipefail
+
+# Says it { }
+usage() {
+    cat <<EOF
+function not_this() {
+EOF
+    case "$1" in
+        a) echo "}" ;;
+        *) exit 1 ;;
+    esac
+}
+
+function build
+{
+    local x="${1:-}" # a }
+    if [ -n "$x" ]; then
+        make 'all {'
+    fi
+}
+
+usage "$@"
+''', ["usage", "build"]),
+    "sql": (r'''
+-- the users
+CREATE TABLE IF NOT EXISTS users (
+    id INTEGER PRIMARY KEY,
+    name TEXT DEFAULT 'a; b'
+);
+
+CREATE UNIQUE INDEX users_name ON users (name);
+
+CREATE OR REPLACE FUNCTION add(a int, b int)
+RETURNS int AS $$
+BEGIN
+    RETURN a + b;
+END;
+$$ LANGUAGE plpgsql;
+
+create view old_users as
+select *
+from users
+where age > 60;
+
+CREATE PROCEDURE tidy()
+BEGIN
+    DELETE FROM users;
+    UPDATE users SET name = '';
+END;
+
+INSERT INTO users VALUES (1, 'x');
+SELECT name FROM users;
+''', ["users", "users_name", "add", "old_users", "tidy"]),
+    "perl": (r'''
+#!/usr/bin/perl
+package Shop::Cart;
+use strict;
+use warnings;
+
+my $limit = 3;
+
+# Adds.
+sub add {
+    my ($self, $item) = @_;
+    push @{$self->{items}}, $item;
+    return $self;
+}
+
+=head1 NAME
+
+sub not_this {
+
+=cut
+
+sub size { return scalar @_; }
+
+1;
+''', ["add", "size"]),
+    "r": (r'''
+library(dplyr)
+
+# Mean { of x
+average <- function(x, na.rm = TRUE) {
+  if (na.rm) {
+    x <- x[!is.na(x)]
+  }
+  sum(x) / length(x)
+}
+
+scale.all = function(x) x / max(x)
+''', ["average", "scale.all"]),
+    "powershell": (r'''
+param(
+    [string]$Name
+)
+
+<#
+function Not-This {
+#>
+function Get-Thing {
+    param([string]$Path)
+    $items = Get-ChildItem $Path
+    if ($items) { return $items }
+}
+
+Get-Thing -Path $Name
+''', ["Get-Thing"]),
+    "terraform": (r'''
+# the bucket
+resource "aws_s3_bucket" "logs" {
+  bucket = "logs-${var.name}"
+  tags = {
+    a = "}"
+  }
+}
+
+variable "name" {
+  default = "x"
+}
+''', ['resource "aws_s3_bucket" "logs"', 'variable "name"']),
+    "lisp": (r'''
+;; Adds (
+(defun add (a b)
+  "Adds (defun not-this ()."
+  (+ a b))
+
+(defvar *limit* 3)
+
+(define (square x)
+  (* x x))
+''', ["add", "*limit*", "square"]),
+}
+DATA = {
+    "json": (r'''{
+  "name": "x {",
+  "scripts": {
+    "build": "make",
+    "test": {
+      "unit": [
+        1
+      ]
+    }
+  },
+  "files": [
+    "a"
+  ],
+  "empty": {}
+}
+''', ["scripts", "scripts > test", "scripts > test > unit", "files"]),
+    "yaml": (r'''
+# the name
+name: build
+on:
+  push:
+    branches: [main]
+jobs:
+  # one job
+  test:
+    runs-on: x
+    steps:
+    - uses: a/b@v1
+    - run: |
+        not: this
+    env:
+      A: 1
+last: 1
+''', ["on", "on > push", "jobs", "jobs > test", "jobs > test > steps",
+      "jobs > test > env"]),
+    "toml": (r'''
+title = "x"
+
+# the owner
+[owner]
+name = "[not]"
+
+[[products]]
+a = 1
+text = """
+[nor this]
+"""
+[a.b]
+''', ["owner", "products", "a.b"]),
+}
+
+
+class Test06Languages(unittest.TestCase):
+    """Which family a text is of, and what is hidden in it."""
+
+    def test_family(self):
+        for syntax, languages in (
+            (lr.RUST, ["rust"]), (lr.PHP, ["php"]), (lr.PYTHON, ["python"]),
+            (lr.RUBY, ["ruby", "elixir"]), (lr.LUA, ["lua"]), (lr.SQL, ["sql"]),
+            (lr.SHELL, ["shell"]), (lr.LISP, ["lisp"]),
+            (lr.SCRIPT, ["perl", "r", "powershell", "terraform"]),
+            (lr.BRACE_SYNTAX, ["javascript", "typescript", "java", "c", "c++", "c#",
+                               "go", "kotlin", "swift"]),
+        ):
+            for language in languages:
+                with self.subTest(language):
+                    self.assertIs(lr.syntax_of(CODE[language][0]), syntax)
+
+    def test_what_is_hidden(self):
+        for syntax, text, shown in (
+            (lr.PYTHON, "a = 'x#y'  # {\n", 'a = """""     \n'),
+            (lr.PYTHON, "'''a\n'''\nb", '""""\n"""\nb'),
+            (lr.PYTHON, '"""open\n(', '"' * 7 + '\n"'),
+            (lr.PYTHON, r"'\' (' (", '"' * 6 + " ("),
+            (lr.BRACE_SYNTAX, "a/b // {", "a/b     "),
+            (lr.BRACE_SYNTAX, "f(/[/'\"]/)", "f(" + '"' * 7 + ")"),
+            (lr.BRACE_SYNTAX, "/* a\n*/ b", "    \n   b"),
+            (lr.RUST, "&'a '{'", '&\'a """'),
+            (lr.SHELL, "a${#b} # c", "a${#b}    "),
+            (lr.SHELL, "$((1<<n)) {", "$((1<<n)) {"),
+            (lr.SQL, "'a''b' -- c", '""""""     '),
+            (lr.LUA, "--[[ a\n]] b", "      \n   b"),
+        ):
+            with self.subTest(text):
+                hidden_text, _ = lr.hide(text, syntax.hidden)
+                self.assertEqual(hidden_text, shown)
+
+
+# =============================================================================
+# 7. Definitions
+# =============================================================================
+
+
+class Test07Definitions(unittest.TestCase):
+    """Where definitions begin and end, in every language."""
+
+    def test_golden_outlines(self):
+        for language, (text, expected) in {**CODE, **DATA}.items():
+            for newline in ("\n", "\r\n", "\r"):
+                with self.subTest(language, newline=newline):
+                    text_now = text.replace("\n", newline)
+                    blocks = lr.code_blocks(text_now, language)
+                    self.assertEqual([block.heading for block in blocks], expected)
+
+    def test_blocks_nest_and_hold_whole_lines(self):
+        for language, (text, _) in {**CODE, **DATA}.items():
+            open_blocks = []
+            for block in lr.code_blocks(text, language):
+                with self.subTest(language, heading=block.heading):
+                    self.assertTrue(block.whole)
+                    self.assertEqual(text[block.start - 1], "\n")
+                    self.assertEqual(text[block.end - 1], "\n")
+                    self.assertFalse(text[block.end - 2].isspace())
+                    while open_blocks and open_blocks[-1].end <= block.start:
+                        open_blocks.pop()
+                    self.assertEqual(block.level, len(open_blocks) + 1)
+                    for outer in open_blocks[-1:]:
+                        self.assertLessEqual(block.end, outer.end)
+                        self.assertTrue(block.heading.startswith(outer.heading))
+                    open_blocks.append(block)
+
+    def test_what_belongs_to_a_definition(self):
+        for language, heading, first, last in (
+            ("python", "first", "# what it is for", "    # the last line"),
+            ("python", "Two", "class Two(Base):", "            pass"),
+            ("javascript", "add", "/**", "}"),
+            ("java", "Cart", "/** A cart. { */", "}"),
+            ("java", "Cart > add", "    // adds it", "    }"),
+            ("c", "find", "/*", "}"),
+            ("c", "names", "static const char *names[] = {", "};"),
+            ("c", "point_t", "typedef struct {", "} point_t;"),
+            ("c++", "app > detail > Buffer", "template <typename T>", "};"),
+            ("c#", "Shop.Core > Cart", "    /// <summary>A cart {</summary>", "    }"),
+            ("rust", "Pair > new", "    /// Makes one.", "    }"),
+            ("go", "Server > Start", "// Start starts { it.", "}"),
+            ("ruby", "Shop > Cart > add", "    # Adds it.", "    end"),
+            ("lua", "M.add", "--[[ function notThis()", "end"),
+            ("shell", "usage", "# Says it { }", "}"),
+            ("sql", "users", "-- the users", ");"),
+            ("sql", "add", "CREATE OR REPLACE FUNCTION add(a int, b int)",
+             "$$ LANGUAGE plpgsql;"),
+            ("sql", "old_users", "create view old_users as", "where age > 60;"),
+            ("sql", "tidy", "CREATE PROCEDURE tidy()", "END;"),
+            ("perl", "add", "# Adds.", "}"),
+            ("lisp", "add", ";; Adds (", "  (+ a b))"),
+        ):
+            with self.subTest(language, heading=heading):
+                text = CODE[language][0]
+                block = next(block for block in lr.code_blocks(text)
+                             if block.heading == heading)
+                lines = text[block.start : block.end].rstrip("\n").split("\n")
+                self.assertEqual((lines[0], lines[-1]), (first, last))
+
+    def test_brackets_that_do_not_match(self):
+        before = "int before(void)\n{\n    return 1;\n}\n\n"
+        after = "\nint after(void)\n{\n    return 1;\n}\n"
+        for name, body in (
+            ("one too many", "int f(void)\n{\n    if (a) {\n}\n"),
+            ("one too few", "int f(void)\n{\n    }\n}\n"),
+            ("a lone closer", "}\n)\n];\n"),
+            ("an open call", "int f(void)\n{\n    call(;\n}\n"),
+        ):
+            with self.subTest(name):
+                blocks = lr.code_blocks(before + body + after)
+                self.assertEqual(blocks[0].heading, "before")
+                self.assertEqual(blocks[-1].heading, "after")
+                self.assertEqual(blocks[-1].level, 1)
+        text = "x = f((\n\ndef a():\n    pass\n\ndef b():\n    pass\n" * 3
+        names = [block.heading for block in lr.code_blocks(text)]
+        self.assertEqual(names, ["a", "b"] * 3)
+
+    def test_depth_is_bounded(self):
+        text = "".join("    " * i + f"class C{i}:\n" for i in range(40))
+        levels = [block.level for block in lr.code_blocks(text)]
+        self.assertEqual(levels, list(range(1, 9)))
+
+    def test_no_outline_where_there_is_none(self):
+        for text in ("", "\n", "x = 1\nprint(x)\n", "all: build\n\tmake -j\n",
+                     "FROM alpine\nRUN apk add x\n", "f(1);\nif (x) {\n  g();\n}\n"):
+            with self.subTest(text):
+                self.assertEqual(lr.code_blocks(text), [])
+
+
+# =============================================================================
+# 9. Chunks
 # =============================================================================
 
 FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467"     # three people, one sign
@@ -550,7 +1416,7 @@ def lost(text, chunks):
     return "".join(c for i, c in enumerate(text) if i not in inside and c.strip())
 
 
-class Test06Chunks(unittest.TestCase):
+class Test09Chunks(unittest.TestCase):
     """What holds for every chunker, then what each is for."""
 
     def check(self, text, chunks, size, whole):
@@ -694,6 +1560,38 @@ class Test06Chunks(unittest.TestCase):
             [602, 300, 800, 192],
         )
 
+    def test_a_definition_is_a_chunk_under_its_name(self):
+        methods = [f"    def m{n}(self):\n" + f"        call({n})\n" * 60 + "\n"
+                   for n in range(3)]
+        text = ("import os\n\n\nclass Big:\n    x = 1\n\n" + "".join(methods)
+                + "def small():\n    return 1\n\n\ndef tiny():\n    return 2\n")
+        chunks = lr.cut(text, "code")
+        self.assertEqual([chunk.heading for chunk in chunks],
+                         ["Big > m0", "Big > m1", "Big > m2, small, tiny"])
+        for n, chunk in enumerate(chunks):
+            self.assertEqual(text.count(f"call({n})", chunk.start, chunk.end), 60)
+
+    def test_a_definition_too_long_is_cut_between_lines(self):
+        text = "def long():\n" + "    value = compute(value, 1)\n" * 200
+        chunks = lr.cut(text, "code")
+        self.assertEqual({chunk.heading for chunk in chunks}, {"long"})
+        for chunk in chunks:
+            self.assertLessEqual(chunk.end - chunk.start, 800)
+            self.assertLessEqual(text.count("\n", chunk.start, chunk.end), 25)
+            self.assertIn(text[chunk.end : chunk.end + 1], ("\n", ""))
+
+    def test_lines_without_an_outline(self):
+        text = "".join(f"x{n} = {n}\n" + "\n" * (n % 20 == 19) for n in range(100))
+        chunks = lr.cut(text, "code")
+        self.assertEqual([text.count("\n", 0, chunk.start) for chunk in chunks],
+                         [0, 21, 42, 63, 84])
+
+    def test_keys_of_data_files_are_headings(self):
+        text = ('{\n  "a": {\n' + '    "k": "some value or other",\n' * 60
+                + '    "z": 1\n  },\n  "b": [\n    1\n  ]\n}\n')
+        headings_now = [chunk.heading for chunk in lr.cut(text, "json")]
+        self.assertEqual(headings_now, ["a", "b"])
+
     def test_rows_stay_whole_under_their_header(self):
         row = '"Li, Wei","says ""hi""\nand more",41\n'
         text = "name,words,age\n" + row * 60
@@ -705,7 +1603,7 @@ class Test06Chunks(unittest.TestCase):
 
 
 # =============================================================================
-# 7. Segments
+# 10. Segments
 # =============================================================================
 
 WORDS = ["red", "blue", "fish", "bird", "cat", "dog", "one", "two", "three", "four", "红", "蓝鱼", "getUserName", "v1.2"]
@@ -738,7 +1636,7 @@ def open_segment(documents):
     )
 
 
-class Test07Segments(unittest.TestCase):
+class Test10Segments(unittest.TestCase):
     """Postings as bytes: what goes in comes out, and damage is noticed."""
 
     def test_impact_by_hand(self):
@@ -833,7 +1731,7 @@ class Test07Segments(unittest.TestCase):
 
 
 # =============================================================================
-# 8. Ranking
+# 11. Ranking
 # =============================================================================
 
 def exhaustive(documents, query, k, wanted=None):
@@ -875,7 +1773,7 @@ def index_of(*texts):
     return index
 
 
-class Test08Ranking(unittest.TestCase):
+class Test11Ranking(unittest.TestCase):
     """The best k are those of exhaustive scoring, tie for tie."""
 
     def test_equals_exhaustive_scoring_while_documents_come_and_go(self):
@@ -979,17 +1877,17 @@ class Test08Ranking(unittest.TestCase):
 
 
 # =============================================================================
-# 9. Markup
+# 12. Markup
 # =============================================================================
 
 
 # =============================================================================
-# 10. Documents
+# 13. Documents
 # =============================================================================
 
 
 # =============================================================================
-# 11. Excerpts
+# 14. Excerpts
 # =============================================================================
 
 
@@ -1008,7 +1906,7 @@ def same_idf(token):
     return 1.0
 
 
-class Test11Excerpts(unittest.TestCase):
+class Test14Excerpts(unittest.TestCase):
     """What of a hit can be shown."""
 
     def test_every_visible_text_has_an_excerpt_within_the_limit(self):
@@ -1023,10 +1921,10 @@ class Test11Excerpts(unittest.TestCase):
 
 
 # =============================================================================
-# 12. Answers
+# 15. Answers
 # =============================================================================
 
-class Test12Answers(unittest.TestCase):
+class Test15Answers(unittest.TestCase):
     """Sentences of the hits, word for word, or a refusal."""
 
     MARKED = re.compile(r"(.+?) \[(\d+)\](?:\n|\Z)", re.DOTALL)
@@ -1248,10 +2146,10 @@ class Test12Answers(unittest.TestCase):
 
 
 # =============================================================================
-# 13. Protocol
+# 16. Protocol
 # =============================================================================
 
-class Test13Protocol(unittest.TestCase):
+class Test16Protocol(unittest.TestCase):
 
     def test_TC_1_arguments(self):
         for raw, wanted in (
@@ -1351,10 +2249,10 @@ class Test13Protocol(unittest.TestCase):
 
 
 # =============================================================================
-# 14. Stream
+# 17. Stream
 # =============================================================================
 
-class Test14Stream(unittest.TestCase):
+class Test17Stream(unittest.TestCase):
 
     def test_lines_end_in_three_ways_and_anywhere(self):
         stream = ("\ufeff: ping\r\ndata: a\u2028\u0085b\r\rdata:\u4f60\n\ndata: x\r\n"
@@ -1439,7 +2337,7 @@ class Test14Stream(unittest.TestCase):
 
 
 # =============================================================================
-# 15. Deltas
+# 18. Deltas
 # =============================================================================
 
 def sse(*chunks, end=b"data: [DONE]\n\n"):
@@ -1464,7 +2362,7 @@ def fragment(index=None, id_=None, name=None, arguments=None):
     return clean
 
 
-class Test15Deltas(unittest.TestCase):
+class Test18Deltas(unittest.TestCase):
 
     def turn(self, stream, **options):
         """The last event of a stream, given whole; the text events must add up to it."""
@@ -1683,10 +2581,10 @@ class Test15Deltas(unittest.TestCase):
 
 
 # =============================================================================
-# 16. Permissions
+# 19. Permissions
 # =============================================================================
 
-class Test16Permissions(unittest.TestCase):
+class Test19Permissions(unittest.TestCase):
     """Rules, patterns and the verdict."""
 
     def test_rules_are_read_and_written_alike(self):
@@ -1748,10 +2646,10 @@ class Test16Permissions(unittest.TestCase):
 
 
 # =============================================================================
-# 17. Paths
+# 20. Paths
 # =============================================================================
 
-class Test17Paths(unittest.TestCase):
+class Test20Paths(unittest.TestCase):
     """Ignore rules, secret names and confinement, judged by letters alone."""
 
     # rule, path, is it a folder, does the rule match; after gitignore(5)
@@ -1925,10 +2823,10 @@ class Test17Paths(unittest.TestCase):
 
 
 # =============================================================================
-# 18. Addresses
+# 21. Addresses
 # =============================================================================
 
-class Test18Addresses(unittest.TestCase):
+class Test21Addresses(unittest.TestCase):
 
     def test_shown_addresses_hold_no_secret(self):
         for url, shown in (
@@ -1976,10 +2874,10 @@ class Test18Addresses(unittest.TestCase):
 
 
 # =============================================================================
-# 19. Files
+# 22. Files
 # =============================================================================
 
-class Test19Files(unittest.TestCase):
+class Test22Files(unittest.TestCase):
     """Reading, atomic writes and locks, on a real disk."""
 
     def setUp(self):
@@ -2217,10 +3115,10 @@ class Test19Files(unittest.TestCase):
 
 
 # =============================================================================
-# 20. Folders
+# 23. Folders
 # =============================================================================
 
-class Test20Folders(unittest.TestCase):
+class Test23Folders(unittest.TestCase):
     """Walking, the home of a knowledge base, configuration."""
 
     def setUp(self):
@@ -2501,10 +3399,10 @@ class Test20Folders(unittest.TestCase):
 
 
 # =============================================================================
-# 21. Network
+# 24. Network
 # =============================================================================
 
-class Test21Network(unittest.TestCase):
+class Test24Network(unittest.TestCase):
 
     def proxy(self, url, **environ):
         return lr.proxy_for(url, lr.read_network(environ))
@@ -2553,7 +3451,7 @@ class Test21Network(unittest.TestCase):
 
 
 # =============================================================================
-# 22. Http
+# 25. Http
 # =============================================================================
 
 class ScriptedServer:
@@ -2804,16 +3702,16 @@ class HttpCases(OnBothTransports):
                 self.assertTrue(s.left.wait(2))
 
 
-class Test22HttpUrllib(HttpCases, unittest.TestCase):
+class Test25HttpUrllib(HttpCases, unittest.TestCase):
     transport = "urllib"
 
 
-class Test22HttpRequests(HttpCases, unittest.TestCase):
+class Test25HttpRequests(HttpCases, unittest.TestCase):
     transport = "requests"
 
 
 # =============================================================================
-# 23. Pages
+# 26. Pages
 # =============================================================================
 
 class PageCases(OnBothTransports):
@@ -3007,21 +3905,21 @@ class PageCases(OnBothTransports):
             self.assertEqual(self.fetch(server.url).data, b"x")
 
 
-class Test23PagesUrllib(PageCases, unittest.TestCase):
+class Test26PagesUrllib(PageCases, unittest.TestCase):
     transport = "urllib"
 
 
-class Test23PagesRequests(PageCases, unittest.TestCase):
+class Test26PagesRequests(PageCases, unittest.TestCase):
     transport = "requests"
 
 
 # =============================================================================
-# 24. Sources
+# 27. Sources
 # =============================================================================
 
 
 # =============================================================================
-# 25. Format
+# 28. Format
 # =============================================================================
 
 def document(source, text, kind="text"):
@@ -3029,7 +3927,7 @@ def document(source, text, kind="text"):
     return lr.Document("", source, kind, text, chunks, "2026-01-02T03:04:05Z", "0")
 
 
-class Test25Format(unittest.TestCase):
+class Test28Format(unittest.TestCase):
     """The bytes of knowledge.json, whole and line by line."""
 
     def test_a_document_survives_its_line(self):
@@ -3065,10 +3963,10 @@ class Test25Format(unittest.TestCase):
 
 
 # =============================================================================
-# 26. Store
+# 29. Store
 # =============================================================================
 
-class Test26Store(unittest.TestCase):
+class Test29Store(unittest.TestCase):
     """The index on disk finds what one in memory finds, whatever happens to it."""
 
     def setUp(self):
@@ -3307,22 +4205,22 @@ class Test26Store(unittest.TestCase):
 
 
 # =============================================================================
-# 27. Knowledge
+# 30. Knowledge
 # =============================================================================
 
 
 # =============================================================================
-# 28. Ingest
+# 31. Ingest
 # =============================================================================
 
 
 # =============================================================================
-# 29. Memory
+# 32. Memory
 # =============================================================================
 
 
 # =============================================================================
-# 30. Model
+# 33. Model
 # =============================================================================
 
 SAID = [lr.text_message("user", "hi")]
@@ -3668,26 +4566,26 @@ class ModelCases(OnBothTransports):
         self.error(lr.LostError, model, "EMBEDDING_BASE_URL")
 
 
-class Test30ModelUrllib(ModelCases, unittest.TestCase):
+class Test33ModelUrllib(ModelCases, unittest.TestCase):
     transport = "urllib"
 
 
-class Test30ModelRequests(ModelCases, unittest.TestCase):
+class Test33ModelRequests(ModelCases, unittest.TestCase):
     transport = "requests"
 
 
 # =============================================================================
-# 31. Tools
+# 34. Tools
 # =============================================================================
 
 
 # =============================================================================
-# 32. Agent
+# 35. Agent
 # =============================================================================
 
 
 # =============================================================================
-# 33. Console
+# 36. Console
 # =============================================================================
 
 def console_over(encoding, errors="strict", stdin=b"", **environ):
@@ -3732,7 +4630,7 @@ class Terminal:
         return found.decode("utf-8")
 
 
-class Test33Console(unittest.TestCase):
+class Test36Console(unittest.TestCase):
     """Printing, asking and progress."""
 
     FOREIGN = "《Day 5 学习笔记》 ✓ 😀 ℝ café"
@@ -3885,10 +4783,10 @@ class Test33Console(unittest.TestCase):
 
 
 # =============================================================================
-# 34. Consent
+# 37. Consent
 # =============================================================================
 
-class Test34Consent(unittest.TestCase):
+class Test37Consent(unittest.TestCase):
     """Rules first, then the user; what `a`, `p` and `d` leave behind."""
 
     def setUp(self):
@@ -3995,7 +4893,7 @@ class Test34Consent(unittest.TestCase):
 
 
 # =============================================================================
-# 35. Arguments
+# 38. Arguments
 # =============================================================================
 
 COMMANDS = {
@@ -4017,7 +4915,7 @@ SHARED = (
 )
 
 
-class Test35Arguments(unittest.TestCase):
+class Test38Arguments(unittest.TestCase):
     """Words of a command line to a command and its options."""
 
     def parse(self, line, **given):
@@ -4084,7 +4982,7 @@ class Test35Arguments(unittest.TestCase):
 
 
 # =============================================================================
-# 36. Intake
+# 39. Intake
 # =============================================================================
 
 PROJECT_FILES = {
@@ -4159,7 +5057,7 @@ class Project:
         return code, json.loads(out)
 
 
-class Test36Intake(unittest.TestCase):
+class Test39Intake(unittest.TestCase):
     """add, sync and remove."""
 
     def setUp(self):
@@ -4283,10 +5181,10 @@ class Test36Intake(unittest.TestCase):
         self.assertEqual(self.project.data("sync", "port.txt")[1]["updated"], ["port.txt"])
 
 # =============================================================================
-# 37. Asking
+# 40. Asking
 # =============================================================================
 
-class Test37Asking(unittest.TestCase):
+class Test40Asking(unittest.TestCase):
     """list, show, status, search and ask."""
 
     QUESTION = "历史压缩的触发阈值是多少？"
@@ -4414,7 +5312,7 @@ class Test37Asking(unittest.TestCase):
 
 
 # =============================================================================
-# 38. Prompt
+# 41. Prompt
 # =============================================================================
 
 class Screen:
@@ -4515,7 +5413,7 @@ class Lines:
     say = note
 
 
-class Test38Prompt(unittest.TestCase):
+class Test41Prompt(unittest.TestCase):
     """Lines, pastes and blocks; commands; the terminal."""
 
     def play(self, *typed):
@@ -4677,10 +5575,10 @@ class Test38Prompt(unittest.TestCase):
 
 
 # =============================================================================
-# 39. Command line
+# 42. Command line
 # =============================================================================
 
-class Test39CommandLine(unittest.TestCase):
+class Test42CommandLine(unittest.TestCase):
     """The real program in a process of its own."""
 
     QUESTION = "历史压缩的触发阈值是多少？"
