@@ -21,7 +21,7 @@ terminal, clock or environment):
      2 Errors        one base class; what the caller does next decides the class
      3 Text          normalise, and the tokens of documents and questions
      4 Prose         sentences, token estimate, text made safe to show
-     5 Outline       where headings, fences and definitions begin and end
+     5 Outline       where headings and fences begin and end
      6 Languages     how families of languages are written
      7 Definitions   where the definitions of code begin and end
      8 Windows       spans of bounded length that end well
@@ -6230,7 +6230,7 @@ def root_of(home):
 
 # =============================================================================
 # 31. Ingest -- plan, ask, add, sync and remove
-#    Uses: Errors, Prose, Chunks, Documents, Files, Sources, Knowledge, Settings
+#    Uses: Settings, Errors, Prose, Chunks, Documents, Files, Sources, Knowledge
 # =============================================================================
 
 # The only way in.  A plan says what would enter, and reads nothing; the face asks; only
@@ -7304,12 +7304,10 @@ def add_sources(arguments, knowledge, options, console):
     """
     consent = open_consent(options, console, knowledge)
     plan = plan_sources(arguments, knowledge.root, options.cwd)
+    plan, reason = permit(plan, knowledge, consent, options.dry_run)
+    if reason:
+        raise DeniedError(f"nothing was added: {reason}")
     ingest = open_ingest(knowledge, consent, options, console)
-    if plan.candidates and not options.dry_run:
-        described = describe_plan(plan, knowledge.documents)
-        reason = ask_to_add(plan, described, knowledge, consent)
-        if reason:
-            raise DeniedError(f"nothing was added: {reason}")
     return ingest.add(plan, options.chunker)
 
 
@@ -7319,15 +7317,30 @@ def open_ingest(knowledge, consent, options, console):
     return Ingest(knowledge, approve, progress, stdin, options.dry_run)
 
 
-def ask_to_add(plan, described, knowledge, consent):
-    """Return "" when everything in a plan may enter, else why not."""
+def permit(plan, knowledge, consent, dry_run):
+    """Skip what a rule denies and ask about the rest, unless nothing would happen.
+
+    -> (the Plan without what is denied, "" or why none of it may enter)
+    """
     root = knowledge.root
-    calls = [
-        (c.source, os.path.join(root, c.source)) if c.path else (c.source,)
+    names = {
+        c.source: (c.source, os.path.join(root, c.source)) if c.path else (c.source,)
         for c in plan.candidates
-    ]
-    patterns = patterns_of(plan, root)
-    return consent.refusal("rag_add", calls, f"Add {described}", patterns)
+    }
+    denied = {
+        source: "a rule denies it"
+        for source in names if consent.verdict("rag_add", names[source]) == "deny"
+    }
+    candidates = [c for c in plan.candidates if c.source not in denied]
+    skipped = list(denied.items())
+    plan = plan._replace(candidates=candidates, skipped=plan.skipped + skipped)
+    if denied and not candidates:
+        return plan, f"a rule denies {first_few(list(denied))}"
+    if dry_run or not candidates:
+        return plan, ""
+    question = f"Add {describe_plan(plan, knowledge.documents)}"
+    calls = [names[candidate.source] for candidate in candidates]
+    return plan, consent.refusal("rag_add", calls, question, patterns_of(plan, root))
 
 
 def patterns_of(plan, root):
@@ -7348,14 +7361,11 @@ def sync_command(options, console):
     knowledge = open_knowledge(options, console)
     consent = open_consent(options, console, knowledge)
     plan = plan_sync(knowledge, scopes_of(options.words, knowledge, options.cwd))
-    reason = ""
-    if plan.fresh.candidates and not options.dry_run:
-        described = "new: " + describe_plan(plan.fresh)
-        reason = ask_to_add(plan.fresh, described, knowledge, consent)
-        if reason:
-            left = [(c.source, f"new, {reason}") for c in plan.fresh.candidates]
-            fresh = plan.fresh._replace(candidates=[])
-            plan = plan._replace(fresh=fresh, kept=plan.kept + left)
+    fresh, reason = permit(plan.fresh, knowledge, consent, options.dry_run)
+    if reason:
+        left = [(c.source, f"new, {reason}") for c in fresh.candidates]
+        fresh = fresh._replace(candidates=[], skipped=fresh.skipped + left)
+    plan = plan._replace(fresh=fresh, kept=plan.kept + fresh.skipped)
     ingest = open_ingest(knowledge, consent, options, console)
     code = show_report(ingest.sync(plan, options.recut), options, console)
     return DeniedError.exit_code if reason else code
@@ -7444,7 +7454,7 @@ def report_json(report):
 
 # =============================================================================
 # 40. Asking -- the commands that list, show, search and ask
-#    Uses: Settings, Errors, Prose, Answers, Intake
+#    Uses: Settings, Errors, Prose, Answers, Ingest, Intake
 # =============================================================================
 
 # The commands that only read.  JSON keeps every field of a record; lines keep what a
@@ -7461,13 +7471,18 @@ def list_command(options, console):
         rows = [document_json(document) for document in documents]
         console.emit({"documents": rows, "totals": totals(documents)})
         return 0
+    show_rows(documents, console)
+    console.say(("bold", in_words(totals(documents))))
+    return 0
+
+
+def show_rows(documents, console):
+    """Show a line for each document."""
     for document in documents:
         size = in_words(totals([document])).partition(", ")[2]
         title = "" if document.title == document.source else document.title
         console.say(("name", one_line(document.source)), f"  {document.kind}, {size}",
                     ("dim", f"  {one_line(title, 60)}".rstrip()))
-    console.say(("bold", in_words(totals(documents))))
-    return 0
 
 
 def document_json(document):
@@ -7525,22 +7540,33 @@ def show_command(options, console):
 def status_command(options, console):
     """Say how much there is, where, and what is stale."""
     knowledge = open_knowledge(options, console)
-    documents = list(knowledge.documents.values())
-    stale = [d.source for d in documents if knowledge.is_stale(d)]
-    roots = [root["source"] for root in knowledge.roots]
+    status = status_json(knowledge)
     if options.json:
-        console.emit({"home": knowledge.home, "totals": totals(documents),
-                      "roots": roots, "stale": stale})
-        return 0
-    console.say(("bold", in_words(totals(documents))))
-    console.say(f"in {one_line(knowledge.home)}")
-    if roots:
-        console.say("sync looks for new files in ", ", ".join(map(one_line, roots)))
-    for source in stale:
-        console.say(("warn", "stale"), f"  {one_line(source)} (changed or gone; sync)")
-    if not documents:
-        console.note(EMPTY)
+        console.emit(status)
+    else:
+        show_status(status, console)
     return 0
+
+
+def status_json(knowledge):
+    """Return the state of a knowledge base as the contract gives it."""
+    documents = knowledge.documents.values()
+    return {
+        "home": knowledge.home, "totals": totals(documents),
+        "roots": [root["source"] for root in knowledge.roots],
+        "stale": [d.source for d in documents if knowledge.is_stale(d)],
+    }
+
+
+def show_status(status, console):
+    """Show the state of a knowledge base."""
+    console.say(("bold", in_words(status["totals"])), f" in {one_line(status['home'])}")
+    if status["roots"]:
+        console.say(f"sync looks for new files in {first_few(status['roots'])}")
+    for source in status["stale"]:
+        console.say(("warn", "stale"), f"  {one_line(source)} (changed or gone; sync)")
+    if not status["totals"]["documents"]:
+        console.note(EMPTY)
 
 
 # Asking
@@ -7668,6 +7694,14 @@ class Talk:
         self._answer = answer_by_extract(question, knowledge, self.options)
         self._question = question
         show_answer(question, self._answer, self.console)
+        if not knowledge.documents:
+            self.console.note(EMPTY)
+
+    def show_overview(self, _):
+        """Show what there is: the documents and their state."""
+        knowledge = open_knowledge(self.options, self.console)
+        show_rows(knowledge.documents.values(), self.console)
+        show_status(status_json(knowledge), self.console)
 
     def show_sources(self, _):
         """Show the sources of the last answer again."""
@@ -7938,7 +7972,7 @@ def chat_command(options, console):
         return lambda behind: _run(*words, "--", *filter(None, [behind]))
 
     table = {
-        "/rag": Slash(lambda _: (_run("list"), _run("status")), "", "what there is"),
+        "/rag": Slash(talk.show_overview, "", "what there is, and what is stale"),
         "/rag add": Slash(_words("add"), "SOURCE...", "add files, folders, addresses",
                           paths_like),
         "/rag remove": Slash(_words("remove"), "SOURCE...", "drop sources", talk.names),

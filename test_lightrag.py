@@ -5129,10 +5129,15 @@ class Test39Intake(unittest.TestCase):
         self.assertNotRegex(err, "[\x00-\x09\x0b-\x1f]")
 
     def test_deny_beats_yes(self):
-        code, _, err = self.project.call("add", ".", "-y", "--deny", "rag_add(notes/*)")
+        deny = ("--deny", "rag_add(notes/*)")
+        code, report = self.project.data("add", "notes", "port.txt", "-y", *deny)
+        self.assertEqual((code, report["added"]), (0, ["port.txt"]))
+        reasons = {row["source"]: row["reason"] for row in report["skipped"]}
+        self.assertEqual(reasons["notes/day5.md"], "a rule denies it")
+        code, _, err = self.project.call("add", "notes", "-y", *deny)
         self.assertEqual(code, 5)
-        self.assertIn("a rule denies rag_add(notes/", err)
-        self.assertEqual(self.sources(), [])
+        self.assertIn("a rule denies notes/day5.md, notes/planner.md", err)
+        self.assertEqual(self.sources(), ["port.txt"])
 
     def test_allow_needs_no_terminal(self):
         self.assertEqual(
