@@ -2599,38 +2599,48 @@ def best_units(segment, weighted, k, least, allowed=None):
     weighted = sorted(weighted, key=lambda row: row[0].units)
     bounds = [term.highest * weight for term, weight in weighted]
     ahead = [*accumulate(reversed(bounds))][::-1]   # what the terms from i on can add
+    if not weighted:
+        return []
     scores, i = {}, 0
     if allowed is not None:
         scores = dict.fromkeys(allowed, 0)
     else:
-        while i < len(weighted):
-            term, weight = weighted[i]
-            if term.units > RARE_UNITS and ahead[i] < max(least, kth(scores, k)):
-                break
+        for i, (term, weight) in enumerate(weighted):
+            if term.units > RARE_UNITS and ahead[i] * 2 < ahead[0]:
+                least = raised(least, scores, k)
+                if ahead[i] < least:
+                    break
             add_all(scores, segment, term, weight)
-            i += 1
+        else:
+            i = len(weighted)
     for rest, (term, weight) in zip(ahead[i:], weighted[i:]):
-        floor = max(least, kth(scores, k)) - rest
-        if floor > 0:
-            scores = {u: score for u, score in scores.items() if score >= floor}
+        least = raised(least, scores, k)
+        if rest < least:
+            scores = {u: score for u, score in scores.items() if score + rest >= least}
         look_up(scores, segment, term, weight)
-    least = max(least, kth(scores, k))
+    least = raised(least, scores, k)
     return [(score, unit) for unit, score in scores.items() if score >= least]
 
 
-def kth(scores, k):
-    """Return the k-th best score, or 0 when there are fewer."""
-    return heapq.nlargest(k, scores.values())[-1] if 0 < k <= len(scores) else 0
+def raised(least, scores, k):
+    """Return the k-th best score, or least when fewer than k reach it."""
+    best = [score for score in scores.values() if score >= least]
+    return heapq.nlargest(k, best)[-1] if len(best) >= k else least
 
 
 def add_all(scores, segment, term, weight):
     """Add what a term gives to every live unit that holds it."""
     units, impacts = segment.postings(term)
-    known = scores.get
-    for unit, value in zip(units, impacts):
-        scores[unit] = known(unit, 0) + value * weight
-    for unit in segment.dead.intersection(units):
-        del scores[unit]
+    gains = zip(units, map(weight.__mul__, impacts))
+    if not scores:
+        scores.update(gains)
+    else:
+        known = scores.get
+        for unit, gain in gains:
+            scores[unit] = known(unit, 0) + gain
+    if segment.dead:
+        for unit in segment.dead.intersection(units):
+            del scores[unit]
 
 
 def look_up(scores, segment, term, weight):
