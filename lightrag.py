@@ -1151,30 +1151,32 @@ def plain_title(title):
 
 
 class Syntax(NamedTuple):
-    """How a family of languages is written, as far as an outline needs to know."""
+    """How a family of languages is written, as far as an outline needs to know.
 
-    sign: re.Pattern        # how its lines look; counted to tell the family
-    hidden: re.Pattern      # comments (group note) and strings (group quote)
-    header: re.Pattern      # first line of a definition; groups as in _CodeReader
-    brackets: re.Pattern    # what nests
+    The patterns are compiled when code is cut: a search should not wait for them.
+    """
+
+    sign: str               # how its lines look; counted to tell the family
+    hidden: str             # comments (group note) and strings (group quote)
+    header: str             # first line of a definition; groups as in _CodeReader
+    brackets: str           # what nests
     braces: bool = False    # { } are blocks, of any indentation; else indentation is
-    closer: re.Pattern = re.compile(r"(?!)")    # not indented: last line of the block
-    tail: re.Pattern = re.compile(r"(?!)")      # not indented, and the block goes on
+    closer: str = "(?!)"    # not indented: the last line of the block
+    tail: str = "(?!)"      # not indented, and the block goes on
     stop: str = ""          # the end of a statement; before it the block goes on
     weight: int = 1         # of a sign; more where signs are rare but sure
 
 
-def _sign(*patterns):
-    return re.compile("|".join(patterns))
+def _any(*patterns):
+    return "|".join(patterns)
 
 
 def _hidden(notes, quotes=("(?!)",)):
-    return re.compile(f"(?P<note>{'|'.join(notes)})|(?P<quote>{'|'.join(quotes)})",
-                      re.DOTALL | re.MULTILINE)
+    return f"(?sm)(?P<note>{'|'.join(notes)})|(?P<quote>{'|'.join(quotes)})"
 
 
 def _header(*patterns):
-    return re.compile(rf"^[ \t\f]*(?:{'|'.join(patterns)})", re.MULTILINE)
+    return rf"(?m)^[ \t\f]*(?:{'|'.join(patterns)})"
 
 
 # Each of these ends somewhere, if need be with the line or the text: what never fails
@@ -1204,9 +1206,9 @@ SLASH_PATTERN = r"(?<=[=(,:&|?!\[]) ?/(?![/*])" \
     r"(?:\\.|\[(?:\\.|[^\]\\\n]){0,200}\]|[^/\\\n\[]){1,200}/"              # JavaScript
 DIGIT_MARK = r"\d'(?=\d)"                                                   # C++ 1'000
 
-ALL_BRACKETS = re.compile(r"[(){}\[\];]")
-BRACES = re.compile(r"[{}]")
-NO_BRACKETS = re.compile(r"(?!)")
+ALL_BRACKETS = r"[(){}\[\];]"
+BRACES = r"[{}]"
+NO_BRACKETS = "(?!)"
 
 # Words that begin a statement, where a name before a bracket is no definition.
 STATEMENT = (
@@ -1250,65 +1252,63 @@ BRACE_HEADER = _header(
     rf"(?!{STATEMENT})[\w \t:<>,*&\[\]?.~$-]*?(?<![\w$~])(?!{STATEMENT})"
     r"(?P<call>(?:\w+::)*(?:~?[\w$]+|operator[ \t]*(?:\(\)|[^\s\w(]+)))[ \t]*\(",
 )
-BRACE_TAIL = re.compile(
-    r"[{)\]}:=|&.,+?-]|(?:where|throws|extends|implements|permits|with)\b"
-)
+BRACE_TAIL = r"[{)\]}:=|&.,+?-]|(?:where|throws|extends|implements|permits|with)\b"
 BRACE_SYNTAX = Syntax(              # C, C++, C#, Java, JavaScript, Go, Kotlin, Swift
-    _sign(r"//|/\*|\* ", r"[^#]*[;{}]$", r"(?:import|package|using|pub|func|fn) "),
+    _any(r"//|/\*|\* ", r"[^#]*[;{}]$", r"(?:import|package|using|pub|func|fn) "),
     _hidden((SLASH_NOTE, STAR_NOTE),
             (TRIPLE_DOUBLE, CPP_RAW, VERBATIM, BACKTICK, DOUBLE, SLASH_PATTERN,
              DIGIT_MARK, SINGLE)),
     BRACE_HEADER, ALL_BRACKETS, braces=True, tail=BRACE_TAIL,
 )
 RUST = BRACE_SYNTAX._replace(
-    sign=_sign(r"(?:pub(?:\([^)]*\))? )?(?:unsafe |async )?fn \w+[<(]", r"impl[ <]",
-               r"pub (?:struct|enum|mod|use|trait)\b", r"let mut ", r"#!?\[\w",
-               r"use \w+::"),
+    sign=_any(r"(?:pub(?:\([^)]*\))? )?(?:unsafe |async )?fn \w+[<(]", r"impl[ <]",
+              r"pub (?:struct|enum|mod|use|trait)\b", r"let mut ", r"#!?\[\w",
+              r"use \w+::"),
     hidden=_hidden((SLASH_NOTE, STAR_NOTE), (RUST_RAW, DOUBLE, RUST_CHAR)),
     weight=8,
 )
 PHP = BRACE_SYNTAX._replace(
-    sign=_sign(r"<\?(?:php|=)"),
+    sign=_any(r"<\?(?:php|=)"),
     hidden=_hidden((SLASH_NOTE, STAR_NOTE, r"#(?!\[)[^\n]*"),
                    ("<<<[ \t]*" + HERE_TEXT, DOUBLE, LONG_SINGLE)),
     weight=SIGN_CHARS,              # one is enough
 )
 PYTHON = Syntax(
-    _sign(r"(?:async )?(?:def|class) \w+.*:(?:[ \t]*#.*)?$", r"from [\w.]+ import",
-          r"(?:if|elif|for|while|with|except) [^{]*:$", r"(?:try|else):$", r"@\w",
-          r"import \w+$", r"(?:return|raise|self\.)[^;]*$", r'"""', r"#!.*python"),
+    _any(r"(?:async )?(?:def|class) \w+.*:(?:[ \t]*#.*)?$", r"from [\w.]+ import",
+         r"(?:if|elif|for|while|with|except) [^{]*:$", r"(?:try|else):$", r"@\w",
+         r"import \w+$", r"(?:return|raise|self\.)[^;]*$", r'"""', r"#!.*python"),
     _hidden((HASH_NOTE,), (TRIPLE_DOUBLE, TRIPLE_SINGLE, DOUBLE, SINGLE)),
     _header(r"(?:async[ \t]+)?c?p?def[ \t]+(?P<def>\w+)",
             r"class[ \t]+(?P<scope>\w+)"),
     ALL_BRACKETS,
 )
 RUBY = Syntax(                      # and Elixir, Crystal, Julia
-    _sign(r"end\b", r"(?:def|module|class|defmodule|defp) [^:({;]*(?:\(.*\))?(?: do)?$",
-          r"require|include [A-Z]|attr_|elsif |unless ", r".* do(?: \|.*\|)?$",
-          r"@\w+ =", r"#!.*ruby"),
+    _any(r"end\b", r"(?:def|module|class|defmodule|defp) [^:({;]*(?:\(.*\))?(?: do)?$",
+         r"require|include [A-Z]|attr_|elsif |unless ", r".* do(?: \|.*\|)?$",
+         r"@\w+ =", r"#!.*ruby"),
     _hidden((r"^=begin\b.*?(?:^=end\b|\Z)", r"(?<![\w$#])#(?!\{)[^\n]*"),
             (SHELL_HERE_TEXT, TRIPLE_DOUBLE, DOUBLE, SINGLE)),
     _header(r"(?:(?:private|protected|public|export)[ \t]+)?"
             r"(?:defp?|defmacro|function|macro)[ \t]+(?P<def>[^\s(;,]+)",
             r"(?:abstract[ \t]+|mutable[ \t]+)?(?:class|module|defmodule|struct)[ \t]+"
             r"(?P<scope>[\w:.]+|<<[ \t]*\w+)"),
-    ALL_BRACKETS, closer=re.compile(r"end\b"),
-    tail=re.compile(r"(?:rescue|ensure|else|catch|after)\b"),
+    ALL_BRACKETS, closer=r"end\b",
+    tail=r"(?:rescue|ensure|else|catch|after)\b",
 )
 LUA = Syntax(
-    _sign(r"local [\w, ]+(?: =|$)", r"(?:local )?function [\w.:]+\(", r"end[,)]*$",
-          r"(?:else)?if .* then$", r"for .* do$", r"repeat$"),
+    _any(r"local [\w, ]+(?: =|$)", r"(?:local )?function [\w.:]+\(", r"end[,)]*$",
+         r"(?:else)?if .* then$", r"for .* do$", r"repeat$"),
     _hidden((r"--" + BRACKET_TEXT.replace("level", "note_level"), DASH_NOTE),
             (BRACKET_TEXT, DOUBLE, SINGLE)),
     _header(r"(?:local[ \t]+)?function[ \t]+(?P<def>[\w.:]+)",
             r"(?:local[ \t]+)?(?P<def_named>[\w.]+)[ \t]*=[ \t]*function\b",
             r"(?:local[ \t]+)?(?P<table>[\w.]+)[ \t]*=[ \t]*\{[ \t]*$"),
-    ALL_BRACKETS, closer=re.compile(r"end\b|\}"),
+    ALL_BRACKETS, closer=r"end\b|\}",
 )
 SQL = Syntax(
-    _sign(r"(?i:create|alter|drop|insert into|grant|comment on|delete from|returns) ",
-          r"(?i:select|update|values|where|(?:left |inner )?join|order by|group by|set)"
-          r"\b[^({=]*[ ,;(]?$"),
+    _any(r"(?i:create|alter|drop|insert into|grant|comment on|delete from|returns) ",
+         r"(?i:select|update|values|where|(?:left |inner )?join|order by|group by|set)"
+         r"\b[^({=]*[ ,;(]?$"),
     _hidden((DASH_NOTE, STAR_NOTE),
             (DOLLAR_TEXT, r"'(?:''|[^'])*(?:'|\Z)", r'"[^"\n]*"?', r"`[^`\n]*`?")),
     _header(r"(?i:create\s+(?:or\s+(?:replace|alter)\s+)?(?:(?:global|local|temp|unique"
@@ -1317,28 +1317,28 @@ SQL = Syntax(
             r"|schema|sequence|policy|event)\s+(?:if\s+not\s+exists\s+)?)"
             r"(?P<def>[\w.\"`$\[\]]+)"),
     ALL_BRACKETS, stop=";", weight=3,
-    tail=re.compile(r"(?i:end|begin|exception|declare|language|as)\b|[)\"$]"),
+    tail=r"(?i:end|begin|exception|declare|language|as)\b|[)\"$]",
 )
 SHELL = Syntax(
-    _sign(r"#!.*\b(?:ba|z|k|da)?sh\b", r"(?:fi|done|esac|then|do)\b(?! *[{(])",
-          r"if \[", r"(?:echo|export|local|set|source|exit|shift) [^=;]*;?$",
-          r"for \w+ in ", r"\w+=[\"$'`\w]*;?$", r"case .* in$", r";;",
-          r"[\w-]+ ?\(\)(?: \{)?$", r"while (?:read|\[|:)"),
+    _any(r"#!.*\b(?:ba|z|k|da)?sh\b", r"(?:fi|done|esac|then|do)\b(?! *[{(])",
+         r"if \[", r"(?:echo|export|local|set|source|exit|shift) [^=;]*;?$",
+         r"for \w+ in ", r"\w+=[\"$'`\w]*;?$", r"case .* in$", r";;",
+         r"[\w-]+ ?\(\)(?: \{)?$", r"while (?:read|\[|:)"),
     _hidden((SPACED_HASH_NOTE,),
             (SHELL_HERE_TEXT, r"\\.", r"'[^']*(?:'|\Z)", LONG_DOUBLE)),
     _header(r"function[ \t]+(?P<def>[\w:.-]+)",
             r"(?P<def_named>[\w:.-]+)[ \t]*\([ \t]*\)"),
-    BRACES, braces=True, tail=re.compile(r"[{})]"), weight=2,
+    BRACES, braces=True, tail=r"[{})]", weight=2,
 )
 SCRIPT = SHELL._replace(            # Perl, R, PowerShell, Tcl, Terraform
-    sign=_sign(r"#!.*\b(?:perl|Rscript|awk|pwsh|tclsh)", r"sub \w+ *\{", r"=\w+$",
-               r"(?:my|our|local) [$@%(]", r"use \w+(?:::\w+)*(?: [^=]*)?;",
-               r"[$@]\w+(?:->|[{[]| =|\+)", r"(?:return|shift|push)\b.*[$@]\w",
-               r"[\w.]+ <- |library\(", r"function \w+-\w+|param *\(",
-               r"proc [\w:]+ \{|set \w+ [\[{\"$]|(?:if|foreach|while|for) \{",
-               r'(?:resource|variable|output|data|module|provider) "'),
-    hidden=_hidden((r"^=[a-z]\w*.*?(?:^=cut\b|\Z)", r"<#.*?(?:#>|\Z)",
-                    SPACED_HASH_NOTE),
+    sign=_any(r"#!.*\b(?:perl|Rscript|awk|pwsh|tclsh)", r"sub \w+ *\{", r"=\w+$",
+              r"(?:my|our|local) [$@%(]", r"use \w+(?:::\w+)*(?: [^=]*)?;",
+              r"[$@]\w+(?:->|[{[]| =|\+)", r"(?:return|shift|push)\b.*[$@]\w",
+              r"[\w.]+ <- |library\(", r"function \w+-\w+|param *\(",
+              r"proc [\w:]+ \{|set \w+ [\[{\"$]|(?:if|foreach|while|for) \{",
+              r'(?:resource|variable|output|data|module|provider) "'),
+   hidden=_hidden((r"^=[a-z]\w*.*?(?:^=cut\b|\Z)", r"<#.*?(?:#>|\Z)",
+                   SPACED_HASH_NOTE),
                    (SHELL_HERE_TEXT, DOUBLE, SINGLE)),
     header=_header(r"(?:sub|function|filter|proc)[ \t]+(?P<def>[\w:.-]+)",
                    r"(?P<def_named>[\w.]+)[ \t]*(?:<-|=)[ \t]*function\b",
@@ -1347,7 +1347,7 @@ SCRIPT = SHELL._replace(            # Perl, R, PowerShell, Tcl, Terraform
     weight=4,
 )
 LISP = Syntax(                      # and Scheme, Clojure
-    _sign(r"\((?:def\w*|define|setq|let\*?|ns|in-package|require|interactive) ", r";;"),
+    _any(r"\((?:def\w*|define|setq|let\*?|ns|in-package|require|interactive) ", r";;"),
     _hidden((r";[^\n]*",), (LONG_DOUBLE, r"\\.")),
     _header(r"\((?:def\w*|define[\w-]*)[*]?[ \t]+\(?(?P<def>[^\s()]+)"),
     ALL_BRACKETS, weight=2,
@@ -1357,17 +1357,17 @@ DATA_SYNTAXES = {
     "json": Syntax(
         NO_BRACKETS, _hidden((SLASH_NOTE,), (DOUBLE,)),
         _header(r'(?P<def>"+)[ \t]*:[ \t]*[{\[][ \t]*$'),
-        NO_BRACKETS, closer=re.compile(r"[}\]]"),
+        NO_BRACKETS, closer=r"[}\]]",
     ),
     "yaml": Syntax(
         NO_BRACKETS, _hidden((SPACED_HASH_NOTE,)),
         _header(r"(?P<def>[^\s#\-:{\[&*!|>%@`][^:#\n]*):[ \t]*(?:[|>&!][^\n]*)?$"),
-        NO_BRACKETS, tail=re.compile(r"-(?:\s|$)"),
+        NO_BRACKETS, tail=r"-(?:\s|$)",
     ),
     "toml": Syntax(
         NO_BRACKETS, PYTHON.hidden,
         _header(r"\[+[ \t]*(?P<def>[^\]\n]+?)[ \t]*\]+[ \t]*$"),
-        NO_BRACKETS, tail=re.compile(r""),
+        NO_BRACKETS, tail=r"",
     ),
 }
 
@@ -1378,7 +1378,7 @@ def syntax_of(text):
 
     def _weigh(syntax):
         """Count the lines that are typical of a family."""
-        return syntax.weight * sum(map(bool, map(syntax.sign.match, lines)))
+        return syntax.weight * sum(map(bool, map(re.compile(syntax.sign).match, lines)))
 
     return max(SYNTAXES, key=_weigh)
 
@@ -1421,7 +1421,7 @@ def hide(text, hidden):
     -> tuple[str, set[int]]: the text so treated; the lines that begin inside one
     """
     pieces, inside, last = [], set(), 0
-    for match in hidden.finditer(text):
+    for match in re.finditer(hidden, text):
         start, end = match.span()
         filler = " " if match.lastgroup == "note" else '"'
         if "\n" in match[0]:
@@ -1462,6 +1462,8 @@ class _CodeReader:
 
     def __init__(self, text, syntax):
         self.text, self.syntax = text, syntax
+        self.header, self.brackets = map(re.compile, (syntax.header, syntax.brackets))
+        self.tail, self.closer = map(re.compile, (syntax.tail, syntax.closer))
         self.shown, self.inside = hide(text, syntax.hidden)
         self.stack, self.blocks, self.depth = [], [], 0
         self.lead = None        # (start, indent, depth) of comments, attributes above
@@ -1508,7 +1510,7 @@ class _CodeReader:
     def read_code(self, start, end, code):
         """Take in a line of code: what does it close, and does it open a definition?"""
         indent = indent_of(self.shown, start, end)
-        header = self.syntax.header.match(self.shown, start,
+        header = self.header.match(self.shown, start,
                                           min(end, start + HEADER_CHARS))
         closes = self.close_before(indent, code, header)
         self.extend(end)
@@ -1539,11 +1541,11 @@ class _CodeReader:
                 if not (top.is_indented() and (strong or code[0] == "}" and not same)):
                     return False
             elif not strong:
-                if self.depth > top.depth or (same and syntax.tail.match(code)):
+                if self.depth > top.depth or (same and self.tail.match(code)):
                     return False
                 if syntax.stop and not self.last_code.endswith(syntax.stop):
                     return False
-                if same and syntax.closer.match(code):
+                if same and self.closer.match(code):
                     return True
             self.depth = top.depth
             self.finish()
@@ -1580,7 +1582,7 @@ class _CodeReader:
 
     def nest(self, start, end):
         """Count the brackets of a line, and finish what they close."""
-        for match in self.syntax.brackets.finditer(self.shown, start, end):
+        for match in self.brackets.finditer(self.shown, start, end):
             sign = match[0]
             if sign == ";":
                 if self.waits() and self.depth == self.stack[-1].depth:
