@@ -352,7 +352,9 @@ PAGE_HEADERS = {
 
 # Sources
 SNIFF_BYTES = 8192          # a NUL in them means binary, as git has it
-PDF_TIMEOUT_S = 60          # pdftotext takes about a second for 500 pages
+PDF_TIMEOUT_S = 60          # pdftotext takes a second for 250 pages
+PDF_LINE_CHARS = 45         # a line that may be two lines of prose side by side
+PDF_HALF_CHARS = 20         # either of the two; the cells of a table are shorter
 PDF_TEXT_BYTES_MAX = 20 << 20
 
 # Format
@@ -4414,15 +4416,6 @@ def changed_since(path, added_s, sha256):
     return hashlib.sha256(data).hexdigest() != sha256
 
 
-def has_entries(folder):
-    """Tell whether a folder stands and holds something."""
-    try:
-        with os.scandir(folder) as entries:
-            return next(entries, None) is not None
-    except OSError:
-        return False
-
-
 def write_atomic(
     path, parts, mode=None, replace=os.replace, fsync=os.fsync, sleep=time.sleep
 ):
@@ -4640,6 +4633,11 @@ class Skipped(NamedTuple):
     reason: str
 
 
+def is_address(source):
+    """Tell whether a source is a web address."""
+    return source.lower().startswith(("http://", "https://"))
+
+
 def source_name(path, root):
     """Return the name of a real path: relative to a real root with /, else absolute.
 
@@ -4659,7 +4657,9 @@ def _escape_byte(found):
 
 
 def source_path(source, root):
-    """Return the path that a source name stands for."""
+    """Return the path that a source name stands for; empty for a web address."""
+    if is_address(source):
+        return ""
     root = os.path.realpath(root)
     path = os.path.join(root, source)
     if "\\" in source and not os.path.lexists(path):
@@ -4845,6 +4845,15 @@ def find_home(cwd, user_home=None):
         if folder == child:
             break
     return os.path.join(cwd, ".lightrag")
+
+
+def has_entries(folder):
+    """Tell whether a folder stands and holds something."""
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is not None
+    except OSError:
+        return False
 
 
 def is_own(path):
@@ -5429,11 +5438,12 @@ def _page(reply):
 
 # =============================================================================
 # 27. Sources -- path, folder, glob, URL or standard input to raw documents
-#    Uses: nothing
+#    Uses: Settings, Errors, Prose, Documents, Paths, Addresses, Files, Folders, Pages
 # =============================================================================
 
-# Placeholders with the names and records that Ingest calls; the section's owner
-# replaces them.
+# First a plan, which names every source and opens none; after the yes, the bytes.  What
+# a rule leaves out (a secret, a binary, an ignored file) is skipped, also when it was
+# named; what was named and is not there has failed.
 
 
 class Candidate(NamedTuple):
@@ -5443,6 +5453,7 @@ class Candidate(NamedTuple):
     path: str           # where to read it; empty for a page or standard input
     size: int           # bytes, 0 when not known before reading
     mtime_ns: int
+    address: str = ""   # of a page, as it was given: with its login
 
 
 class Plan(NamedTuple):
@@ -5454,38 +5465,275 @@ class Plan(NamedTuple):
     roots: list         # canonical folders and globs among the arguments
 
 
-def is_address(source):
-    """Tell whether a source is a web address."""
-    return source.startswith(("http://", "https://"))
-
-
 def has_magic(argument):
     """Tell whether an argument is a glob."""
     return any(sign in argument for sign in "*?[")
 
 
 def plan_sources(arguments, root, cwd):
-    """Find what the arguments name; reads nothing."""
-    plan = Plan([], [], [], [])
+    """Find what the arguments name; opens nothing.
+
+    arguments  files, folders, globs (with **), addresses, "-" for standard input
+    root       str, what source names are relative to
+    cwd        str, what relative arguments are relative to
+    ->         Plan; every source once, whatever names it was given by
+    """
+    plan, root = Plan([], [], [], []), os.path.realpath(root)
     for argument in arguments:
-        path = os.path.normpath(os.path.join(cwd, argument))
-        if os.path.isdir(path):
-            plan.roots.append(os.path.relpath(path, root))
-        for folder, _, names in os.walk(path):
-            for name in sorted(names):
-                full = os.path.join(folder, name)
-                source = os.path.relpath(full, root)
-                plan.candidates.append(Candidate(source, full, 1, 1))
-        if os.path.isfile(path):
-            source = os.path.relpath(path, root)
-            plan.candidates.append(Candidate(source, path, 1, 1))
-    return plan
+        try:
+            _plan_one(plan, argument, root, cwd)
+        except SourceError as error:
+            plan.failed.append((argument, str(error)))
+    candidates = {candidate.source: candidate for candidate in plan.candidates}
+    skipped = {source: why for source, why in plan.skipped if source not in candidates}
+    return Plan(
+        list(candidates.values()),
+        list(skipped.items()),
+        list(dict.fromkeys(plan.failed)),
+        list(dict.fromkeys(plan.roots)),
+    )
+
+
+def _plan_one(plan, argument, root, cwd):
+    """Put what one argument names into the plan."""
+    if not argument or "\0" in argument:
+        raise SourceError("not the name of anything")
+    if argument == "-":
+        plan.candidates.append(Candidate("-", "", 0, 0))
+    elif re.match(r"[A-Za-z][\w+.-]+://", argument):
+        plan.candidates.append(Candidate(page_address(argument), "", 0, 0, argument))
+    elif path := _existing(argument, root, cwd):
+        _plan_path(plan, os.path.realpath(path), root)
+    elif has_magic(argument):
+        _plan_glob(plan, argument, root, cwd)
+    else:
+        raise SourceError(f"there is nothing of this name{_nearest(argument, cwd)}")
+
+
+def page_address(address):
+    """Return the source name of a page: its address without login and fragment.
+
+    Raises SourceError when it is not one that can be read
+
+    >>> page_address("HTTP://me:pw@Docs.Example/历史?b=1#part")
+    'http://docs.example/历史?b=1'
+    """
+    from urllib.parse import urlsplit
+
+    wire_url(address)
+    if CONTROL.search(address) or "\n" in address or "\t" in address:
+        raise SourceError("a web address holds no control characters")
+    parts = urlsplit(address.strip())
+    host = parts.netloc.rpartition("@")[2].lower()
+    query = f"?{parts.query}" if parts.query else ""
+    return f"{parts.scheme}://{host}{parts.path or '/'}{query}"
+
+
+def _existing(argument, root, cwd):
+    """Return the path that an argument names, empty when nothing is there."""
+    for path in (
+        os.path.join(cwd, argument),
+        os.path.join(cwd, os.path.expanduser(argument)),
+        source_path(argument, root),
+    ):
+        if os.path.lexists(path):
+            return path
+    return ""
+
+
+def _plan_path(plan, path, root):
+    """Put a file or folder that the user named, by its real path, into the plan."""
+    source = source_name(path, root)
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise SourceError(f"cannot be read: {os_reason(error)}") from None
+    if ".lightrag" in source.lower().split("/"):
+        plan.skipped.append((source, HEAVY_FOLDERS[".lightrag"]))
+    elif stat.S_ISDIR(found.st_mode):
+        if reason := secret_reason(source + "/"):
+            plan.skipped.append((source + "/", reason))
+        else:
+            _plan_walk(plan, walk_folder(path, root), source)
+    elif reason := sort_reason(found.st_mode):
+        raise SourceError(reason)
+    elif reason := file_reason(source, found):
+        plan.skipped.append((source, reason))
+    else:
+        size, mtime_ns = found.st_size, found.st_mtime_ns
+        plan.candidates.append(Candidate(source, path, size, mtime_ns))
+
+
+def _plan_walk(plan, items, root_source):
+    """Put what a walk yields into the plan, and what was walked into its roots.
+
+    Raises SourceError when there is nothing to read
+    """
+    candidates, skipped = [], []
+    for item in items:
+        if isinstance(item, Found):
+            size, mtime_ns = item.size, item.mtime_ns
+            candidates.append(Candidate(item.source, item.path, size, mtime_ns))
+        else:
+            skipped.append(tuple(item))
+    plan.candidates.extend(candidates)
+    plan.skipped.extend(skipped)
+    if not candidates:
+        example = f", for example {skipped[0][0]}: {skipped[0][1]}" if skipped else ""
+        raise SourceError(f"nothing to read in it; {len(skipped)} skipped{example}")
+    plan.roots.append(root_source)
+
+
+def _plan_glob(plan, pattern, root, cwd):
+    """Put the files that a glob matches into the plan; a folder it matches, whole."""
+    names = os.path.expanduser(pattern).replace(os.sep, "/").split("/")
+    first = next(i for i, name in enumerate(names) if has_magic(name))
+    folder = os.path.realpath(os.path.join(cwd, "/".join([*names[:first], ""])))
+    pattern = "/".join(name for name in names[first:] if name not in ("", "."))
+    if not os.path.isdir(folder):
+        raise SourceError(f"there is no folder {folder}")
+    items = list(walk_folder(folder, root, glob_filter(pattern)))
+    if not items:
+        raise SourceError("no file matches")
+    base = re.sub(r"([*?[])", r"[\1]", source_name(folder, root))
+    _plan_walk(plan, items, pattern if base == "." else f"{base}/{pattern}")
+
+
+def _nearest(argument, cwd):
+    """Say which name in the same folder is nearest to one that is not there."""
+    import difflib
+
+    folder, name = os.path.split(os.path.join(cwd, argument.rstrip("/\\")))
+    try:
+        near = difflib.get_close_matches(name, sorted(os.listdir(folder)), 1)
+    except OSError:
+        return f", nor a folder {folder}"
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+# Reading
+
+_SECRET_TEXT = re.compile(
+    rb"\A\s*-----BEGIN [A-Z0-9 ]*PRIVATE KEY|\"private_key\"\s*:\s*\"-----BEGIN"
+)
+_WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")     # UTF-16 and UTF-32
+_PACKED_KINDS = ("docx", "pptx", "xlsx", "epub")
+_PACKED_TYPES = re.compile("officedocument|epub")
 
 
 def read_source(candidate, approve, stdin):
-    """Read one source; -> (data, name, content_type, charset)."""
-    with open(candidate.path, "rb") as file:
-        return file.read(), candidate.source, "", ""
+    """Read one source.
+
+    candidate  Candidate
+    approve    callable(address) -> bool, asked before a page leads to another host
+    stdin      binary stream for the source "-", or None
+    ->         (bytes as they are, name, content type, charset); the last two may be
+               empty; a PDF has the content type application/pdf, see pdf_text
+    Raises     SkipError when it is not wanted (a private key, a binary), SourceError
+               when it cannot be read, NetworkError
+    """
+    source, content_type, charset = candidate.source, "", ""
+    if source == "-":
+        data = _read_stdin(stdin)
+    elif is_address(source):
+        page = fetch_page(candidate.address or source, approve)
+        data, content_type, charset = page.data, page.content_type, page.charset
+    else:
+        _check_path(candidate.path)
+        data = read_bytes(candidate.path, FILE_BYTES_MAX)
+    if data.startswith(b"%PDF-"):
+        return data, source, "application/pdf", ""
+    head = data[:SNIFF_BYTES]
+    if _SECRET_TEXT.search(head):
+        raise SkipError("holds a private key")
+    packed = kind_of(source) in _PACKED_KINDS or _PACKED_TYPES.search(content_type)
+    wide = head.startswith(_WIDE_MARKS) or charset.lower().startswith("utf-16")
+    if b"\0" in head and not packed and not wide:
+        raise SkipError("binary (it holds NUL bytes)")
+    return data, source, content_type, charset
+
+
+def _check_path(path):
+    """Refuse what has become a link to elsewhere since the user agreed to it."""
+    real = os.path.realpath(path)
+    if os.path.normcase(real) != os.path.normcase(path):
+        raise SkipError(f"has become a link to {real}; add that by its name")
+
+
+def _read_stdin(stdin):
+    if stdin is None:
+        raise SourceError("there is no standard input here")
+    data = stdin.read(FILE_BYTES_MAX + 1)
+    if len(data) > FILE_BYTES_MAX:
+        raise SourceError(f"larger than the limit of {FILE_BYTES_MAX >> 20} MiB")
+    return data
+
+
+def pdf_text(data, program="pdftotext", timeout_s=PDF_TIMEOUT_S):
+    """Return the text of a PDF as UTF-8 bytes; a form feed ends a page.
+
+    A page is taken as it is laid out, which keeps the rows of a table and the number of
+    a heading on one line, but in reading order where it has columns of prose.
+    Raises SourceError when the program is missing, too slow, or finds no text
+    """
+    import shutil
+
+    found = shutil.which(program)
+    if not found:
+        raise SourceError(
+            f"a PDF is read by {program}, which is missing: install poppler-utils "
+            "(macOS: brew install poppler; Windows: the Poppler archive, on the PATH)"
+        )
+    laid_out = _run_on(data, [found, "-layout", "-enc", "UTF-8", "-", "-"], timeout_s)
+    pages = laid_out.split(b"\f")
+    if any(map(_has_columns, pages)):
+        plain = _run_on(data, [found, "-enc", "UTF-8", "-", "-"], timeout_s)
+        plain = plain.split(b"\f")
+        if len(plain) == len(pages):
+            pages = [p if _has_columns(q) else q for p, q in zip(plain, pages)]
+    return b"\f".join(re.sub(rb"(?<=\S) {3,}", b"  ", page) for page in pages)
+
+
+def _has_columns(page):
+    """Tell whether most lines of a laid out page are two of prose side by side."""
+    lines = [line.strip() for line in page.decode("utf-8", "replace").split("\n")]
+    halves = [re.split(" {3,}", line) for line in lines if len(line) >= PDF_LINE_CHARS]
+    double = [h for h in halves if len(h) == 2 and min(map(len, h)) >= PDF_HALF_CHARS]
+    return 2 * len(double) > len(halves)
+
+
+def _run_on(data, command, timeout_s):
+    """Return what a command makes of bytes on its standard input."""
+    import subprocess
+    import tempfile
+    import threading
+
+    with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as complaints:
+        source.write(data)
+        source.seek(0)
+        process = subprocess.Popen(
+            command, stdin=source, stdout=subprocess.PIPE, stderr=complaints
+        )
+        timer = threading.Timer(timeout_s, process.kill)
+        timer.start()
+        try:
+            out = process.stdout.read(PDF_TEXT_BYTES_MAX + 1)
+            late = not timer.is_alive()
+        finally:
+            timer.cancel()
+            process.kill()
+            process.stdout.close()
+            process.wait()
+        complaints.seek(0)
+        words = complaints.read(2000).decode("utf-8", "replace").strip()
+    if late:
+        raise SourceError(f"pdftotext took longer than {timeout_s:g} s")
+    if len(out) > PDF_TEXT_BYTES_MAX:
+        raise SourceError(f"more than {PDF_TEXT_BYTES_MAX >> 20} MiB of text in it")
+    if not out.strip():
+        reason = words.splitlines()[0] if words else "it may be pictures of pages"
+        raise SourceError(f"pdftotext finds no text in it: {reason}")
+    return out
 
 
 # =============================================================================
@@ -5938,7 +6186,7 @@ def mapped(path):
 
 # =============================================================================
 # 30. Knowledge -- the documents and their index
-#    Uses: Settings, Errors, Chunks, Segments, Ranking, Documents, Files, Sources, Store
+#    Uses: Settings, Errors, Chunks, Segments, Ranking, Documents, Files, Folders, Store
 # =============================================================================
 
 # Opening reads no document: a search takes the few it shows from the file, and only a
@@ -6078,9 +6326,9 @@ class Knowledge:
 
     def is_stale(self, document):
         """Tell whether the file of a document is gone or no longer what was read."""
-        if document.given or is_address(document.source):
+        path = source_path(document.source, self.root)
+        if document.given or not path:
             return False
-        path = os.path.join(self.root, document.source)
         added = calendar.timegm(time.strptime(document.added_at, "%Y-%m-%dT%H:%M:%SZ"))
         return changed_since(path, added, document.sha256)
 
@@ -6226,6 +6474,7 @@ class Knowledge:
         self._sound(lambda: self._base.index.flush())    # the long part, without lock
         make_home(self.home)
         with Lock(os.path.join(self.home, "lock")):
+            remove_leftovers(self.path)
             if stamp_of(self.path) != self._base.stamp:
                 self._reload()
             base = self._sound(lambda: write_base(
@@ -6251,7 +6500,7 @@ def root_of(home):
 
 # =============================================================================
 # 31. Ingest -- plan, ask, add, sync and remove
-#    Uses: Settings, Errors, Prose, Chunks, Documents, Files, Sources, Knowledge
+#    Uses: Settings, Errors, Prose, Chunks, Documents, Folders, Sources, Knowledge
 # =============================================================================
 
 # The only way in.  A plan says what would enter, and reads nothing; the face asks; only
@@ -6377,8 +6626,7 @@ class Ingest:
             self.knowledge.remove(source)
 
     def _candidate(self, source):
-        path = "" if is_address(source) else os.path.join(self.knowledge.root, source)
-        return Candidate(source, path, 0, 0)
+        return Candidate(source, source_path(source, self.knowledge.root), 0, 0)
 
     def _enter_all(self, candidates, chunker_of, recut=False):
         for done, candidate in enumerate(candidates):
@@ -6388,6 +6636,8 @@ class Ingest:
                 outcome = self._enter(candidate, chunker_of(source), recut)
             except PageGoneError:
                 self._drop(source)
+            except SkipError as error:
+                self.report.skipped.append((source, str(error)))
             except (SourceError, NetworkError, DeniedError) as error:
                 self.report.failed.append((source, str(error)))
             else:
@@ -6406,11 +6656,14 @@ class Ingest:
         same = old is not None and old.sha256 == digest
         if same and not recut and chunker == self.knowledge.chunker_of(source):
             return "unchanged"
+        if content_type == "application/pdf":
+            data, content_type, charset = pdf_text(data), "text/x-pdftotext", "utf-8"
         parsed = read_document(data, name, content_type, charset)
         self.report.warnings.extend((source, text) for text in parsed.warnings)
         title, kind, text = parsed.title, parsed.kind, parsed.text
         chunks, now = tuple(cut(text, kind, chunker)), self.knowledge.now()
-        document = Document(title, source, kind, text, chunks, now, digest)
+        given = source == "-"       # there is nowhere to read it again
+        document = Document(title, source, kind, text, chunks, now, digest, given)
         if self.dry_run:
             return "updated" if old else "added"
         return self.knowledge.put(document)
@@ -6427,8 +6680,8 @@ def plan_sync(knowledge, scopes=()):
         source = document.source
         if document.given or not in_scope(source, scopes):
             continue
-        path = os.path.join(knowledge.root, source)
-        if is_address(source) or os.path.lexists(path):
+        path = source_path(source, knowledge.root)
+        if not path or os.path.lexists(path):
             known.append(source)
         elif reason := missing_anchor(knowledge, source):
             kept.append((source, reason))
@@ -6439,7 +6692,7 @@ def plan_sync(knowledge, scopes=()):
 
 def plan_fresh(knowledge, scopes):
     """Return the Plan of files that have come into the added folders and globs."""
-    named = [os.path.join(knowledge.root, root["source"]) for root in knowledge.roots]
+    named = [root["source"] for root in knowledge.roots]
     plan = plan_sources(named, knowledge.root, knowledge.root)
     held = knowledge.documents
     fresh = [c for c in plan.candidates
@@ -6453,7 +6706,7 @@ def missing_anchor(knowledge, source):
     anchor = max(covering, key=len, default=os.path.dirname(source) or ".")
     while has_magic(anchor):
         anchor = os.path.dirname(anchor) or "."
-    folder = os.path.join(knowledge.root, anchor)
+    folder = source_path(anchor, knowledge.root)
     if has_entries(folder):
         return ""
     return f"{anchor} is missing or empty, so it may only be away; remove it to drop it"

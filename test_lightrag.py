@@ -12,6 +12,7 @@ import doctest
 import email.utils
 import errno
 import gzip
+import http.server
 import importlib.util
 import io
 import json
@@ -3294,6 +3295,8 @@ class Test23Folders(unittest.TestCase):
         found, _ = self.walk()
         self.assertEqual(found, ["caf\\xe9.md"])
         self.assertEqual(os.fsencode(lr.source_path(found[0], self.root)), name)
+        plan = lr.plan_sources(found, self.root, self.root)
+        self.assertEqual([c.source for c in plan.candidates], found)
 
     def test_source_names_and_paths(self):
         for source in ("a/b.md", ".", "a\\b", "笔记/x.md", "a\\xe9"):
@@ -3916,6 +3919,292 @@ class Test26PagesRequests(PageCases, unittest.TestCase):
 # =============================================================================
 # 27. Sources
 # =============================================================================
+
+def small_pdf(*lines):
+    """Write a PDF of one page; a line is (x, y, words in ASCII)."""
+    page = "BT /F1 9 Tf " + " ".join(
+        f"1 0 0 1 {x} {y} Tm ({words}) Tj" for x, y, words in lines
+    ) + " ET"
+    objects = (
+        "<</Type/Catalog/Pages 2 0 R>>",
+        "<</Type/Pages/Kids[3 0 R]/Count 1>>",
+        "<</Type/Page/Parent 2 0 R/MediaBox[0 0 612 792]/Contents 4 0 R/Resources 5 0 R>>",
+        f"<</Length {len(page)}>>stream\n{page}\nendstream",
+        "<</Font<</F1<</Type/Font/Subtype/Type1/BaseFont/Courier>>>>>>",
+    )
+    out, places = "%PDF-1.4\n", []
+    for number, body in enumerate(objects, 1):
+        places.append(len(out))
+        out += f"{number} 0 obj{body}endobj\n"
+    rows = "".join(f"{place:010d} 00000 n \n" for place in places)
+    return (f"{out}xref\n0 6\n0000000000 65535 f \n{rows}trailer<</Size 6/Root 1 0 R>>\n"
+            f"startxref\n{len(out)}\n%%EOF\n").encode()
+
+
+class Test27Sources(unittest.TestCase):
+    """From what a user names to bytes."""
+
+    def setUp(self):
+        self.top = os.path.realpath(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.top, ignore_errors=True)
+        self.root = os.path.join(self.top, "root")
+        os.mkdir(self.root)
+
+    def make(self, *names, data=b"text"):
+        """Write files below the root."""
+        for name in names:
+            path = os.path.join(self.root, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as file:
+                file.write(data)
+
+    def plan(self, *arguments, cwd=""):
+        """-> (sources, {skipped: why}, {failed: why}, roots)."""
+        cwd = os.path.join(self.root, cwd)
+        plan = lr.plan_sources(arguments, self.root, cwd)
+        sources = [candidate.source for candidate in plan.candidates]
+        return sources, dict(plan.skipped), dict(plan.failed), plan.roots
+
+    def read(self, source, stdin=None):
+        """Plan and read one source."""
+        plan = lr.plan_sources([source], self.root, self.root)
+        self.assertEqual(plan.failed, [])
+        return lr.read_source(plan.candidates[0], lambda address: False, stdin)
+
+    def test_files_folders_and_where_they_are(self):
+        self.make("notes/a.md", "notes/b/c.md", "d.md", "../out/e.md")
+        outside = os.path.join(self.top, "out").replace(os.sep, "/")
+        self.assertEqual(
+            self.plan("d.md", "notes", "../out/e.md"),
+            (["d.md", "notes/a.md", "notes/b/c.md", f"{outside}/e.md"], {}, {}, ["notes"]))
+        self.assertEqual(
+            self.plan(".", "../out"),
+            (["d.md", "notes/a.md", "notes/b/c.md", f"{outside}/e.md"], {}, {},
+             [".", outside]))
+        candidate = lr.plan_sources(["d.md"], self.root, self.root).candidates[0]
+        found = os.stat(os.path.join(self.root, "d.md"))
+        self.assertEqual(candidate, ("d.md", os.path.join(self.root, "d.md"),
+                                     found.st_size, found.st_mtime_ns, ""))
+
+    def test_relative_to_the_current_folder_then_to_the_root(self):
+        self.make("notes/a.md", "a.md", "docs/b.md")
+        self.assertEqual(self.plan("a.md", cwd="notes")[0], ["notes/a.md"])
+        self.assertEqual(self.plan("docs/b.md", cwd="notes")[0], ["docs/b.md"])
+
+    def test_BM_3_one_source_however_it_is_named(self):
+        self.make("a.md", "b/c.md")
+        names = ["./a.md", os.path.join(self.root, "a.md"), "b/../a.md", "a.md", ".", "*.md"]
+        if os.name == "posix":
+            os.symlink("a.md", os.path.join(self.root, "link.md"))
+            os.symlink(self.root, os.path.join(self.top, "other"))
+            names += ["link.md", os.path.join(self.top, "other", "a.md")]
+        self.assertEqual(self.plan(*names)[0], ["a.md", "b/c.md"])
+        self.assertEqual(self.plan("-", "-", "http://x.test#a", "HTTP://X.test/")[0],
+                         ["-", "http://x.test/"])
+
+    def test_globs_that_no_shell_expanded(self):
+        self.make("a.md", "b.txt", "n/c.md", "n/d/e.md", "n/d/f.txt", "node_modules/g.md",
+                  "we[i]rd/h.md", "n/[x].md")
+        for pattern, sources, root in (
+            ("*.md", ["a.md"], "*.md"),
+            ("./n/*.md", ["n/[x].md", "n/c.md"], "n/*.md"),
+            ("**/*.md", ["a.md", "n/[x].md", "n/c.md", "n/d/e.md", "we[i]rd/h.md"],
+             "**/*.md"),
+            ("n/**", ["n/[x].md", "n/c.md", "n/d/e.md", "n/d/f.txt"], "n/**"),
+            ("n/?", ["n/d/e.md", "n/d/f.txt"], "n/?"),
+            ("*/[c-e]*", ["n/c.md", "n/d/e.md", "n/d/f.txt"], "*/[c-e]*"),
+        ):
+            with self.subTest(pattern=pattern):
+                found, _, failed, roots = self.plan(pattern)
+                self.assertEqual((found, failed, roots), (sources, {}, [root]))
+                self.assertEqual(self.plan(*roots), self.plan(pattern))     # as sync does
+        self.assertEqual(self.plan("*.md", cwd="we[i]rd")[3], ["we[[]i]rd/*.md"])
+        self.assertEqual(self.plan("we[[]i]rd/*.md")[0], ["we[i]rd/h.md"])
+        self.assertEqual(self.plan("n/[x].md")[0], ["n/[x].md"])    # it is there
+        self.assertEqual(self.plan("**/g.md")[1], {"node_modules/": "installed packages"})
+        self.assertEqual(self.plan("*.rst")[2], {"*.rst": "no file matches"})
+        absolute = os.path.join(self.root, "n", "*.md")
+        self.assertEqual(self.plan(absolute)[0], ["n/[x].md", "n/c.md"])
+        self.assertIn("no folder", self.plan("no/*.md")[2]["no/*.md"])
+
+    def test_what_is_named_and_left_out_is_skipped_with_the_reason(self):
+        self.make(".env", "a.png", "k/.ssh/x", ".lightrag/knowledge.json", "a.md")
+        self.make("empty.md", data=b"")
+        _, skipped, failed, roots = self.plan(
+            ".env", "a.png", "k/.ssh", "empty.md", ".lightrag", ".lightrag/knowledge.json")
+        self.assertEqual((failed, roots), ({}, []))
+        self.assertEqual(skipped, {
+            ".env": "looks like a secret (.env*)",
+            ".lightrag": "the knowledge base itself",
+            ".lightrag/knowledge.json": "the knowledge base itself",
+            "a.png": "binary (image)",
+            "empty.md": "empty",
+            "k/.ssh/": "looks like a secret (.ssh/)",
+        })
+
+    @unittest.skipUnless(os.name == "posix", "links need a privilege on Windows")
+    def test_a_link_does_not_hide_a_secret(self):
+        self.make("home/.ssh/id_rsa")
+        os.symlink("home/.ssh/id_rsa", os.path.join(self.root, "notes.txt"))
+        self.assertEqual(list(self.plan("notes.txt")[1]), ["home/.ssh/id_rsa"])
+
+    def test_an_ignored_file_that_is_named_is_wanted(self):
+        self.make(".gitignore", data=b"*.log\n")
+        self.make("a.log", "b.log")
+        sources, skipped, _, _ = self.plan("a.log", ".")
+        self.assertIn("a.log", sources)
+        self.assertEqual(skipped, {"b.log": "ignored by .gitignore (*.log)"})
+
+    def test_what_is_not_there_has_failed(self):
+        self.make("notes/a.md", "x/.env")
+        os.mkdir(os.path.join(self.root, "hollow"))
+        cases = {
+            "noets": "did you mean notes?",
+            "notes/b.md": "did you mean a.md?",
+            "zzz": "nothing of this name",
+            "no/such.md": "nor a folder",
+            "": "not the name of anything",
+            "a\0b": "not the name of anything",
+            "ftp://x/y": "not an http or https address",
+            "file:///etc/passwd": "not an http or https address",
+            "http://": "not an http or https address",
+            "http://x:port/": "not an http or https address",
+            "http://x/a\x1b[2K": "control characters",
+            "hollow": "nothing to read in it; 0 skipped",
+            "x": "1 skipped, for example x/.env: looks like a secret (.env*)",
+        }
+        sources, _, failed, roots = self.plan(*cases)
+        self.assertEqual((sources, roots), ([], []))
+        self.assertEqual(list(failed), list(cases))
+        for argument, words in cases.items():
+            self.assertIn(words, failed[argument])
+
+    @unittest.skipUnless(hasattr(os, "mkfifo"), "this system has no named pipes")
+    def test_SRC_2_a_named_pipe(self):
+        os.mkfifo(os.path.join(self.root, "pipe"))
+        self.assertEqual(self.plan("pipe")[2], {"pipe": "a pipe, not a file"})
+        self.assertEqual(self.plan("/dev/zero")[2], {"/dev/zero": "a device, not a file"})
+
+    def test_SEC_3_a_login_is_used_and_not_kept(self):
+        address = "http://me:pw@x.test/a?b#c"
+        (candidate,) = lr.plan_sources([address], self.root, self.root).candidates
+        self.assertEqual(candidate, ("http://x.test/a?b", "", 0, 0, address))
+
+    # Reading
+
+    def test_read_a_file(self):
+        self.make("a.md", data="中文".encode("gbk"))
+        self.assertEqual(self.read("a.md"), ("中文".encode("gbk"), "a.md", "", ""))
+
+    def test_SRC_2_binaries_are_found_out_by_their_bytes(self):
+        self.make("a.md", data=b"text\0\1\2" * 9)
+        with self.assertRaisesRegex(lr.SkipError, "binary"):
+            self.read("a.md")
+        for data in ("你好 text".encode("utf-16"), b"\xfe\xff\0a\0b", b"a" * 9000 + b"\0"):
+            self.make("b.txt", data=data)
+            self.assertEqual(self.read("b.txt")[0], data)
+
+    def test_private_keys_are_found_out_by_their_words(self):
+        key = b"-----BEGIN %s-----\nMIIE\n"
+        for data in (key % b"RSA PRIVATE KEY", b"\n" + key % b"OPENSSH PRIVATE KEY",
+                     b'{"type": "service_account", "private_key": "-----BEGIN PRIVATE'):
+            self.make("notes.txt", data=data)
+            with self.assertRaisesRegex(lr.SkipError, "private key"):
+                self.read("notes.txt")
+        for data in (key % b"CERTIFICATE", b"A key file says " + key % b"PRIVATE KEY"):
+            self.make("notes.txt", data=data)
+            self.assertEqual(self.read("notes.txt")[0], data)
+
+    def test_standard_input(self):
+        data = b"\xd6\xd0 text"
+        self.assertEqual(self.read("-", io.BytesIO(data)), (data, "-", "", ""))
+        with self.assertRaisesRegex(lr.SourceError, "standard input"):
+            self.read("-", None)
+
+        class Endless:
+            def read(self, count):
+                return b"x" * count
+
+        with self.assertRaisesRegex(lr.SourceError, "limit of 64 MiB"):
+            self.read("-", Endless())
+
+    @unittest.skipUnless(os.name == "posix", "links need a privilege on Windows")
+    def test_a_file_that_became_a_link_after_the_yes(self):
+        self.make("a.md", "../secret.txt")
+        plan = lr.plan_sources(["a.md"], self.root, self.root)
+        os.unlink(os.path.join(self.root, "a.md"))
+        os.symlink("../secret.txt", os.path.join(self.root, "a.md"))
+        with self.assertRaisesRegex(lr.SkipError, "link"):
+            lr.read_source(plan.candidates[0], lambda address: True, None)
+
+    def test_a_page_from_a_loopback_server(self):
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                body = "<p>中文".encode("gbk")
+                self.send_response(200)
+                self.send_header("Content-Type", "text/html; charset=GBK")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            address = f"http://127.0.0.1:{server.server_port}/a.html"
+            try:
+                data = self.read(address + "#part")
+            finally:
+                server.shutdown()
+                thread.join()
+        self.assertEqual(data, ("<p>中文".encode("gbk"), address, "text/html", "GBK"))
+
+    # PDF
+
+    def needs_pdftotext(self):
+        if not shutil.which("pdftotext"):
+            self.skipTest("pdftotext (poppler-utils) is not installed")
+
+    def test_a_pdf_is_passed_on_as_it_is(self):
+        data = small_pdf((72, 700, "x"))
+        self.make("a.pdf", data=data)
+        self.assertEqual(self.read("a.pdf"), (data, "a.pdf", "application/pdf", ""))
+
+    def test_pdf_rows_stay_rows_and_columns_are_read_in_order(self):
+        self.needs_pdftotext()
+        table = small_pdf((72, 700, "Port"), (300, 700, "8080"), (72, 680, "Host"),
+                          (300, 680, "orion"))
+        self.assertEqual(lr.pdf_text(table).decode().split(),
+                         ["Port", "8080", "Host", "orion"])
+        self.assertIn(b"Port  8080\n", lr.pdf_text(table))
+        left = "words of the left column here"
+        lines = [(x, 700 - 12 * n, f"{side} {n} {left}")
+                 for n in range(9) for x, side in ((40, "left"), (330, "right"))]
+        words = lr.pdf_text(small_pdf(*lines)).decode()
+        self.assertLess(words.index("left 8"), words.index("right 0"))
+
+    def test_pdf_failures_are_one_clear_line(self):
+        with self.assertRaisesRegex(lr.SourceError, "install poppler"):
+            lr.pdf_text(b"%PDF-", program="no-such-program")
+        self.needs_pdftotext()
+        for data in (small_pdf(), b"%PDF-1.4 rubbish"):
+            with self.assertRaisesRegex(lr.SourceError, "no text"):
+                lr.pdf_text(data)
+
+    @unittest.skipUnless(os.name == "posix", "a script as a program")
+    def test_a_slow_or_endless_pdftotext_is_stopped(self):
+        for name, body, words in (("slow", "sleep 60", "longer than 0.2 s"),
+                                  ("endless", "yes word", "20 MiB of text")):
+            program = os.path.join(self.top, name)
+            with open(program, "w", encoding="utf-8") as file:
+                file.write(f"#!/bin/sh\nexec {body}\n")
+            os.chmod(program, 0o755)
+            started = time.monotonic()
+            with self.assertRaisesRegex(lr.SourceError, words):
+                lr.pdf_text(b"%PDF-", program, 0.2 if name == "slow" else 30)
+            self.assertLess(time.monotonic() - started, 20)
 
 
 # =============================================================================
