@@ -1604,7 +1604,7 @@ class Test09Chunks(unittest.TestCase):
 
 
 # =============================================================================
-# 10. Segments
+# 11. Segments
 # =============================================================================
 
 WORDS = ["red", "blue", "fish", "bird", "cat", "dog", "one", "two", "three", "four", "红", "蓝鱼", "getUserName", "v1.2"]
@@ -1637,7 +1637,7 @@ def open_segment(documents):
     )
 
 
-class Test10Segments(unittest.TestCase):
+class Test11Segments(unittest.TestCase):
     """Postings as bytes: what goes in comes out, and damage is noticed."""
 
     def test_impact_by_hand(self):
@@ -1693,6 +1693,18 @@ class Test10Segments(unittest.TestCase):
         for token in ("", "nowhere", "re", "redd", "\udc80", "\n"):
             self.assertIsNone(segment.find(token))
 
+    def test_neighbours_are_words_side_by_side_without_stop_words(self):
+        text = "limits of the retry, then 阈值 user_id"
+        for one, two, wanted in (("limit", "retry", True), ("retry", "limit", False),
+                                 ("retry", "user", True), ("user", "id", True),
+                                 ("limit", "user", False)):
+            with self.subTest(one=one, two=two):
+                held = set(lr.neighbours(lr.plain_words(lr.tokens(text))))
+                self.assertEqual(set(lr.neighbours([one, two])) <= held, wanted)
+        segment = open_segment([("", text, [lr.Chunk(0, 6), lr.Chunk(0, len(text))])])
+        self.assertEqual(list(segment.beside(0)), [])
+        self.assertEqual(set(segment.beside(1)), held)
+
     def test_merge_is_the_segment_of_all_documents(self):
         documents = random_documents(50, seed=4)
         parts = [documents[:20], documents[20:21], [], documents[21:]]
@@ -1700,6 +1712,8 @@ class Test10Segments(unittest.TestCase):
         merged = lr.Segment(merged, lr.array("I", range(50)))
         self.assertEqual(all_impacts(merged), all_impacts(open_segment(documents)))
         self.assertEqual(merged.firsts(), open_segment(documents).firsts())
+        for unit in range(merged.units):
+            self.assertEqual(merged.beside(unit), open_segment(documents).beside(unit))
 
     def test_merge_leaves_the_dead_out(self):
         documents = random_documents(40, seed=5)
@@ -1732,7 +1746,7 @@ class Test10Segments(unittest.TestCase):
 
 
 # =============================================================================
-# 11. Ranking
+# 12. Ranking
 # =============================================================================
 
 def exhaustive(documents, query, k, wanted=None):
@@ -1747,7 +1761,7 @@ def exhaustive(documents, query, k, wanted=None):
     def holding(token):
         return sum(token in impacts for _, _, impacts in units)
 
-    asked, scores = dict(lr.question_tokens(query)), {}
+    asked, scores, weights = dict(lr.question_tokens(query)), {}, {}
     pairs = [token for token in asked if lr.is_pair(token)]
     for pair in pairs:
         for sign in pair:
@@ -1763,7 +1777,19 @@ def exhaustive(documents, query, k, wanted=None):
             if token in impacts and (wanted is None or wanted(number)):
                 place = number, chunk
                 scores[place] = scores.get(place, 0) + weight * impacts[token]
-    best = sorted(scores.items(), key=lambda item: (-item[1], item[0]))[:k]
+        weights[token] = weight
+    best = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
+    words = lr.plain_words(weights)
+    for (number, chunk), _ in best[: max(k, lr.FINALISTS)]:
+        _, text, chunks = documents[number]
+        found = lr.tokens(text[chunks[chunk].start : chunks[chunk].end])
+        held = lr.neighbours(lr.plain_words(found))
+        for i, side in enumerate(lr.neighbours(words)):
+            if side in held:
+                both = weights[words[i]] + weights[words[i + 1]]
+                scores[number, chunk] += round(lr.NEIGHBOUR_SHARE * 255 / 2 * both)
+    best = [(place, scores[place]) for place, _ in best[: max(k, lr.FINALISTS)]]
+    best = sorted(best, key=lambda item: (-item[1], item[0]))[:k]
     return [(score / lr.SCORE_UNITS, *place) for place, score in best]
 
 
@@ -1774,7 +1800,7 @@ def index_of(*texts):
     return index
 
 
-class Test11Ranking(unittest.TestCase):
+class Test12Ranking(unittest.TestCase):
     """The best k are those of exhaustive scoring, tie for tie."""
 
     def test_equals_exhaustive_scoring_while_documents_come_and_go(self):
@@ -1813,11 +1839,18 @@ class Test11Ranking(unittest.TestCase):
                         index.search(query, k), exhaustive(documents, query, k)
                     )
 
-    def test_order_of_the_words_changes_nothing(self):
-        index = index_of("red fish", "blue fish", "red blue", "fish fish red")
-        self.assertEqual(
-            index.search("red blue fish", 9), index.search("fish red blue", 9)
-        )
+    def test_order_of_the_words_counts_only_side_by_side(self):
+        index = index_of("red fish", "blue fish", "red blue", "fish fish red", "fish")
+        for number, query, other in ((0, "red fish", "fish red"),
+                                     (2, "red blue", "blue red")):
+            asked, turned = (
+                {number: score for score, number, _ in index.search(text, 9)}
+                for text in (query, other)
+            )
+            gained = {found for found in asked if asked[found] > turned[found]}
+            self.assertEqual(gained, {number})
+        signs = index_of("红色的鱼", "蓝色的鱼", "红与蓝")
+        self.assertEqual(signs.search("红色 蓝 的鱼", 9), signs.search("的鱼 蓝 红色", 9))
 
     def test_BM_1_a_match_scores_above_zero(self):
         for texts in (["fox", "cat"], ["fox", "fox a", "cat", "dog"],
@@ -1871,24 +1904,24 @@ class Test11Ranking(unittest.TestCase):
         found = index.search(query, 6)
         rows = index.explain(query, [place for _, *place in found])
         tokens = [token for token, _ in lr.question_tokens(query)]
-        self.assertEqual([row["token"] for row in rows], tokens)
+        self.assertEqual([row["token"] for row in rows], [*tokens, "(side by side)"])
         for i, (score, _, _) in enumerate(found):
             self.assertAlmostEqual(sum(row["shares"][i] for row in rows), score)
-        self.assertEqual([rows[-1]["chunks"], sum(rows[-1]["shares"])], [0, 0])
+        self.assertEqual([rows[-2]["chunks"], sum(rows[-2]["shares"])], [0, 0])
 
 
 # =============================================================================
-# 12. Markup
-# =============================================================================
-
-
-# =============================================================================
-# 13. Documents
+# 13. Markup
 # =============================================================================
 
 
 # =============================================================================
-# 14. Excerpts
+# 14. Documents
+# =============================================================================
+
+
+# =============================================================================
+# 15. Excerpts
 # =============================================================================
 
 
@@ -1907,7 +1940,7 @@ def same_idf(token):
     return 1.0
 
 
-class Test14Excerpts(unittest.TestCase):
+class Test15Excerpts(unittest.TestCase):
     """What of a hit can be shown."""
 
     def test_every_visible_text_has_an_excerpt_within_the_limit(self):
@@ -1922,10 +1955,10 @@ class Test14Excerpts(unittest.TestCase):
 
 
 # =============================================================================
-# 15. Answers
+# 16. Answers
 # =============================================================================
 
-class Test15Answers(unittest.TestCase):
+class Test16Answers(unittest.TestCase):
     """Sentences of the hits, word for word, or a refusal."""
 
     MARKED = re.compile(r"(.+?) \[(\d+)\](?:\n|\Z)", re.DOTALL)
@@ -2147,10 +2180,10 @@ class Test15Answers(unittest.TestCase):
 
 
 # =============================================================================
-# 16. Protocol
+# 17. Protocol
 # =============================================================================
 
-class Test16Protocol(unittest.TestCase):
+class Test17Protocol(unittest.TestCase):
 
     def test_TC_1_arguments(self):
         for raw, wanted in (
@@ -2250,10 +2283,10 @@ class Test16Protocol(unittest.TestCase):
 
 
 # =============================================================================
-# 17. Stream
+# 18. Stream
 # =============================================================================
 
-class Test17Stream(unittest.TestCase):
+class Test18Stream(unittest.TestCase):
 
     def test_lines_end_in_three_ways_and_anywhere(self):
         stream = ("\ufeff: ping\r\ndata: a\u2028\u0085b\r\rdata:\u4f60\n\ndata: x\r\n"
@@ -2338,7 +2371,7 @@ class Test17Stream(unittest.TestCase):
 
 
 # =============================================================================
-# 18. Deltas
+# 19. Deltas
 # =============================================================================
 
 def sse(*chunks, end=b"data: [DONE]\n\n"):
@@ -2363,7 +2396,7 @@ def fragment(index=None, id_=None, name=None, arguments=None):
     return clean
 
 
-class Test18Deltas(unittest.TestCase):
+class Test19Deltas(unittest.TestCase):
 
     def turn(self, stream, **options):
         """The last event of a stream, given whole; the text events must add up to it."""
@@ -2582,10 +2615,10 @@ class Test18Deltas(unittest.TestCase):
 
 
 # =============================================================================
-# 19. Permissions
+# 20. Permissions
 # =============================================================================
 
-class Test19Permissions(unittest.TestCase):
+class Test20Permissions(unittest.TestCase):
     """Rules, patterns and the verdict."""
 
     def test_rules_are_read_and_written_alike(self):
@@ -2647,10 +2680,10 @@ class Test19Permissions(unittest.TestCase):
 
 
 # =============================================================================
-# 20. Paths
+# 21. Paths
 # =============================================================================
 
-class Test20Paths(unittest.TestCase):
+class Test21Paths(unittest.TestCase):
     """Ignore rules, secret names and confinement, judged by letters alone."""
 
     # rule, path, is it a folder, does the rule match; after gitignore(5)
@@ -2824,10 +2857,10 @@ class Test20Paths(unittest.TestCase):
 
 
 # =============================================================================
-# 21. Addresses
+# 22. Addresses
 # =============================================================================
 
-class Test21Addresses(unittest.TestCase):
+class Test22Addresses(unittest.TestCase):
 
     def test_shown_addresses_hold_no_secret(self):
         for url, shown in (
@@ -2875,10 +2908,10 @@ class Test21Addresses(unittest.TestCase):
 
 
 # =============================================================================
-# 22. Files
+# 23. Files
 # =============================================================================
 
-class Test22Files(unittest.TestCase):
+class Test23Files(unittest.TestCase):
     """Reading, atomic writes and locks, on a real disk."""
 
     def setUp(self):
@@ -3116,10 +3149,10 @@ class Test22Files(unittest.TestCase):
 
 
 # =============================================================================
-# 23. Folders
+# 24. Folders
 # =============================================================================
 
-class Test23Folders(unittest.TestCase):
+class Test24Folders(unittest.TestCase):
     """Walking, the home of a knowledge base, configuration."""
 
     def setUp(self):
@@ -3402,10 +3435,10 @@ class Test23Folders(unittest.TestCase):
 
 
 # =============================================================================
-# 24. Network
+# 25. Network
 # =============================================================================
 
-class Test24Network(unittest.TestCase):
+class Test25Network(unittest.TestCase):
 
     def proxy(self, url, **environ):
         return lr.proxy_for(url, lr.read_network(environ))
@@ -3454,7 +3487,7 @@ class Test24Network(unittest.TestCase):
 
 
 # =============================================================================
-# 25. Http
+# 26. Http
 # =============================================================================
 
 class ScriptedServer:
@@ -3705,16 +3738,16 @@ class HttpCases(OnBothTransports):
                 self.assertTrue(s.left.wait(2))
 
 
-class Test25HttpUrllib(HttpCases, unittest.TestCase):
+class Test26HttpUrllib(HttpCases, unittest.TestCase):
     transport = "urllib"
 
 
-class Test25HttpRequests(HttpCases, unittest.TestCase):
+class Test26HttpRequests(HttpCases, unittest.TestCase):
     transport = "requests"
 
 
 # =============================================================================
-# 26. Pages
+# 27. Pages
 # =============================================================================
 
 class PageCases(OnBothTransports):
@@ -3908,16 +3941,16 @@ class PageCases(OnBothTransports):
             self.assertEqual(self.fetch(server.url).data, b"x")
 
 
-class Test26PagesUrllib(PageCases, unittest.TestCase):
+class Test27PagesUrllib(PageCases, unittest.TestCase):
     transport = "urllib"
 
 
-class Test26PagesRequests(PageCases, unittest.TestCase):
+class Test27PagesRequests(PageCases, unittest.TestCase):
     transport = "requests"
 
 
 # =============================================================================
-# 27. Sources
+# 28. Sources
 # =============================================================================
 
 def small_pdf(*lines):
@@ -3941,7 +3974,7 @@ def small_pdf(*lines):
             f"startxref\n{len(out)}\n%%EOF\n").encode()
 
 
-class Test27Sources(unittest.TestCase):
+class Test28Sources(unittest.TestCase):
     """From what a user names to bytes."""
 
     def setUp(self):
@@ -4208,7 +4241,7 @@ class Test27Sources(unittest.TestCase):
 
 
 # =============================================================================
-# 28. Format
+# 29. Format
 # =============================================================================
 
 def document(source, text, kind="text"):
@@ -4216,7 +4249,7 @@ def document(source, text, kind="text"):
     return lr.Document("", source, kind, text, chunks, "2026-01-02T03:04:05Z", "0")
 
 
-class Test28Format(unittest.TestCase):
+class Test29Format(unittest.TestCase):
     """The bytes of knowledge.json, whole and line by line."""
 
     def test_a_document_survives_its_line(self):
@@ -4252,10 +4285,10 @@ class Test28Format(unittest.TestCase):
 
 
 # =============================================================================
-# 29. Store
+# 30. Store
 # =============================================================================
 
-class Test29Store(unittest.TestCase):
+class Test30Store(unittest.TestCase):
     """The index on disk finds what one in memory finds, whatever happens to it."""
 
     def setUp(self):
@@ -4494,22 +4527,22 @@ class Test29Store(unittest.TestCase):
 
 
 # =============================================================================
-# 30. Knowledge
+# 31. Knowledge
 # =============================================================================
 
 
 # =============================================================================
-# 31. Ingest
+# 32. Ingest
 # =============================================================================
 
 
 # =============================================================================
-# 32. Memory
+# 33. Memory
 # =============================================================================
 
 
 # =============================================================================
-# 33. Model
+# 34. Model
 # =============================================================================
 
 SAID = [lr.text_message("user", "hi")]
@@ -4855,26 +4888,26 @@ class ModelCases(OnBothTransports):
         self.error(lr.LostError, model, "EMBEDDING_BASE_URL")
 
 
-class Test33ModelUrllib(ModelCases, unittest.TestCase):
+class Test34ModelUrllib(ModelCases, unittest.TestCase):
     transport = "urllib"
 
 
-class Test33ModelRequests(ModelCases, unittest.TestCase):
+class Test34ModelRequests(ModelCases, unittest.TestCase):
     transport = "requests"
 
 
 # =============================================================================
-# 34. Tools
+# 35. Tools
 # =============================================================================
 
 
 # =============================================================================
-# 35. Agent
+# 36. Agent
 # =============================================================================
 
 
 # =============================================================================
-# 36. Console
+# 37. Console
 # =============================================================================
 
 def console_over(encoding, errors="strict", stdin=b"", **environ):
@@ -4919,7 +4952,7 @@ class Terminal:
         return found.decode("utf-8")
 
 
-class Test36Console(unittest.TestCase):
+class Test37Console(unittest.TestCase):
     """Printing, asking and progress."""
 
     FOREIGN = "《Day 5 学习笔记》 ✓ 😀 ℝ café"
@@ -5072,10 +5105,10 @@ class Test36Console(unittest.TestCase):
 
 
 # =============================================================================
-# 37. Consent
+# 38. Consent
 # =============================================================================
 
-class Test37Consent(unittest.TestCase):
+class Test38Consent(unittest.TestCase):
     """Rules first, then the user; what `a`, `p` and `d` leave behind."""
 
     def setUp(self):
@@ -5182,7 +5215,7 @@ class Test37Consent(unittest.TestCase):
 
 
 # =============================================================================
-# 38. Arguments
+# 39. Arguments
 # =============================================================================
 
 COMMANDS = {
@@ -5204,7 +5237,7 @@ SHARED = (
 )
 
 
-class Test38Arguments(unittest.TestCase):
+class Test39Arguments(unittest.TestCase):
     """Words of a command line to a command and its options."""
 
     def parse(self, line, **given):
@@ -5271,7 +5304,7 @@ class Test38Arguments(unittest.TestCase):
 
 
 # =============================================================================
-# 39. Intake
+# 40. Intake
 # =============================================================================
 
 PROJECT_FILES = {
@@ -5346,7 +5379,7 @@ class Project:
         return code, json.loads(out)
 
 
-class Test39Intake(unittest.TestCase):
+class Test40Intake(unittest.TestCase):
     """add, sync and remove."""
 
     def setUp(self):
@@ -5475,10 +5508,10 @@ class Test39Intake(unittest.TestCase):
         self.assertEqual(self.project.data("sync", "port.txt")[1]["updated"], ["port.txt"])
 
 # =============================================================================
-# 40. Asking
+# 41. Asking
 # =============================================================================
 
-class Test40Asking(unittest.TestCase):
+class Test41Asking(unittest.TestCase):
     """list, show, status, search and ask."""
 
     QUESTION = "历史压缩的触发阈值是多少？"
@@ -5606,7 +5639,7 @@ class Test40Asking(unittest.TestCase):
 
 
 # =============================================================================
-# 41. Prompt
+# 42. Prompt
 # =============================================================================
 
 class Screen:
@@ -5707,7 +5740,7 @@ class Lines:
     say = note
 
 
-class Test41Prompt(unittest.TestCase):
+class Test42Prompt(unittest.TestCase):
     """Lines, pastes and blocks; commands; the terminal."""
 
     def play(self, *typed):
@@ -5869,10 +5902,10 @@ class Test41Prompt(unittest.TestCase):
 
 
 # =============================================================================
-# 42. Command line
+# 43. Command line
 # =============================================================================
 
-class Test42CommandLine(unittest.TestCase):
+class Test43CommandLine(unittest.TestCase):
     """The real program in a process of its own."""
 
     QUESTION = "历史压缩的触发阈值是多少？"
