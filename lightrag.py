@@ -2834,25 +2834,28 @@ PROSE_PIECES = (
     ("lead", re.compile(r"(?s:.*[:：?？])$|[ -~]{1,11}$|.{1,6}$")),   # a fragment, too
 )
 CODE_PIECES = (
-    ("fence", re.compile(r"```|~~~")),
+    ("fence", re.compile(r"```|~~~|\"\"\"$|'''$")),
+    ("names", re.compile(r"(?:from \S+ )?import\b|#\s*include\b|use |using |__all__")),
     ("comment", re.compile(r"#|//|--|/?\*|;|@\w")),     # or a decorator
     ("signature", re.compile(
         r"(?:[\w.*&<>\[\]]+[ \t]+)*(?:def|class|function|func|fn|fun|interface|struct"
         r"|enum|trait|impl|module|type|sub|proc)[ \t]+[\w(]"
     )),
 )
+NEVER = re.compile(r"(?!)")
 RUNS = {"item", "row", "code"}      # a lead-in takes all of these along, else one
 CODE = {"code", "signature", "comment"}
 SHOWN = {"text", "item", "row", *CODE}
-DOCSTRING = re.compile(r"[ \t]*[rR]?(?:\"\"\"|''')")
+DOCSTRING = re.compile(r"[ \t]*[rR]?(\"\"\"|''')(?s:.*?)(?:\1|\Z)")
 
 
 class Excerpt(NamedTuple):
     """What may be shown of a hit."""
 
     hit: Hit
-    spans: tuple        # of (start, end) in hit.text, in order
+    spans: tuple        # of (start, end) in hit.text: its head, if any, then its own
     found: frozenset    # tokens of the spans
+    own: frozenset      # tokens of the last one
     context: frozenset  # tokens of the title and the headings above
 
     def length(self):
@@ -2867,33 +2870,35 @@ class Excerpt(NamedTuple):
 def excerpts_of(hit):
     """Return the excerpts of a hit, in order; none only when nothing is visible."""
     found = []
-    for spans, above in _grouped(_shown(_pieces(hit), hit.text), hit):
-        shown = "\n".join(hit.text[start:end] for start, end in spans)
-        context = tokens(f"{hit.title}\n{above}")
-        found.append(Excerpt(hit, spans, frozenset(tokens(shown)), frozenset(context)))
+    for spans, above in _grouped(_shown(_pieces(hit), hit), hit):
+        shown = [frozenset(tokens(hit.text[start:end])) for start, end in spans]
+        context = frozenset(tokens(f"{hit.title}\n{above}"))
+        found.append(Excerpt(hit, spans, shown[0] | shown[-1], shown[-1], context))
     return found
 
 
 def _pieces(hit):
     """Yield (what, start, end) for each sentence, row, item or line of a hit."""
     text, start = hit.text, 0
-    if hit.kind in LINE_KINDS:
-        yield from _pieces_between(text, 0, len(text), True)
-        return
-    for fence in (block for block in markdown_blocks(text) if block.whole):
-        yield from _pieces_between(text, start, fence.start, False)
-        yield from _pieces_between(text, fence.start, fence.end, True)
-        start = fence.end
-    yield from _pieces_between(text, start, len(text), False)
+    as_lines = hit.kind in LINE_KINDS
+    if as_lines:
+        islands = [match.span() for match in DOCSTRING.finditer(text)]
+    else:
+        islands = [block[:2] for block in markdown_blocks(text) if block.whole]
+    for island_start, island_end in islands:
+        yield from _pieces_between(text, start, island_start, as_lines, as_lines)
+        yield from _pieces_between(text, island_start, island_end, not as_lines, True)
+        start = island_end
+    yield from _pieces_between(text, start, len(text), as_lines, as_lines)
 
 
-def _pieces_between(text, start, end, as_lines):
-    """Yield the pieces of one stretch of prose, or of lines."""
+def _pieces_between(text, start, end, as_lines, in_code):
+    """Yield the pieces of one stretch, split into lines or into sentences."""
     if as_lines:
         spans = [match.span() for match in VISIBLE_LINE.finditer(text, start, end)]
     else:
         spans = [(start + a, start + b) for a, b in sentences(text[start:end])]
-    rules, other = (CODE_PIECES, "code") if as_lines else (PROSE_PIECES, "text")
+    rules, other = (CODE_PIECES, "code") if in_code else (PROSE_PIECES, "text")
     for whole in spans:
         for a, b in _cut_long(text, *whole):
             bare = text[a:b].strip()
@@ -2910,10 +2915,17 @@ def _cut_long(text, start, end):
     yield start, end
 
 
-def _shown(pieces, text):
-    """Drop drawn lines, make what is underlined a heading, and list items whole."""
-    kept = []
+def _shown(pieces, hit):
+    """Drop drawn lines, make what is underlined a heading, and list items whole.
+
+    The first line of code that names what the chunk defines is its signature.
+    """
+    text, kept = hit.text, []
+    defined = hit.heading.rpartition(" > ")[2]
+    name = re.compile(rf"\b{re.escape(defined)}\b") if defined else NEVER
     for what, start, end in pieces:
+        if what in ("code", "signature") and name.search(text, start, end):
+            what, name = "signature", NEVER
         last, last_start, last_end = kept[-1] if kept else ("", 0, 0)
         between = text[last_end:start]
         newlines = between.count("\n")
@@ -2925,7 +2937,7 @@ def _shown(pieces, text):
             kept[-1] = ("item", last_start, end)
         elif what not in ("rule", "fence"):
             kept.append((what, start, end))
-    if all(what == "heading" for what, _, _ in kept):
+    if all(what in ("heading", "names") for what, _, _ in kept):
         return [("text", start, end) for _, start, end in kept]
     return kept
 
@@ -2939,7 +2951,9 @@ def _grouped(pieces, hit):
         after = _after_group(pieces, i, text)
         group = [piece[0] for piece in pieces[i:after]]
         whole = (start, pieces[after - 1][2])
-        if what == "heading":
+        if what == "names":
+            pass            # they hold every word and say nothing
+        elif what == "heading":
             own = text[start:end].strip("# \t") in hit.heading
             above, head = hit.heading if own else text[start:end], None
         elif head and head[0] == group[-1]:
@@ -2965,7 +2979,7 @@ def _after_group(pieces, i, text):
                 and pieces[i][2] - start <= EXCERPT_CHARS_MAX)
 
     i += 1
-    if what in ("signature", "code"):
+    if what in ("signature", "code", "names"):
         while _fits(i, CODE) and _is_open(text[start : pieces[i - 1][2]]):
             i += 1
         if what == "signature" and _fits(i, CODE):
@@ -3083,8 +3097,10 @@ def best_excerpts(question, hits, idf):
     for place, hit in enumerate(hits):
         for excerpt in excerpts_of(hit):
             covered = covered_words(words, excerpt.found | excerpt.context)
-            score = sum(covered) + OWN_SHARE * sum(covered_words(words, excerpt.found))
-            score -= RANK_PENALTY * place
+            if len(excerpt.spans) > 1 and not any(covered_words(words, excerpt.own)):
+                continue        # its head alone says as much
+            own = sum(covered_words(words, excerpt.found))
+            score = sum(covered) + OWN_SHARE * own - RANK_PENALTY * place
             score -= LENGTH_PENALTY * excerpt.length() / EXCERPT_CHARS_MAX
             score += KIND_BONUS * any(map(excerpt.finds, looks))
             candidates.append((score, covered, excerpt))
@@ -3118,8 +3134,8 @@ def _choose(candidates):
 def _repeats(excerpt, chosen):
     """Tell whether an excerpt says nearly what a chosen one says."""
     return any(
-        len(excerpt.found & other.found)
-        >= REPEAT_SHARE * min(len(excerpt.found), len(other.found))
+        len(excerpt.own & other.own)
+        >= REPEAT_SHARE * min(len(excerpt.own), len(other.own))
         for other in chosen
     )
 

@@ -1985,6 +1985,15 @@ class Test16Answers(unittest.TestCase):
             "def fetch(\n    url,\n    timeout=15,\n):\n"
             '    """Read a page."""\n    body = get(url)\n    return decode(body)\n'
         )
+        search = (
+            "from bisect import bisect, return_all\n\n"
+            'def bisect(a, x):\n    """Return the place where the value x would stand,\n'
+            "    which need not be in a. All is well (\n    or so).\n"
+            '    """\n    mid = midpoint(a, x)\n'
+            "    if mid:\n        go()\n    else:\n        stay()\n"
+        )
+        signature = search[search.index("def") : search.index(" All")]
+        java = "public void start(int speed) {\n    motor.run(speed);\n}\n"
         pits = (
             "# 今天踩的坑\n\n1. 切开了调用。从此都报错。\n2. 摘要写成了英文。\n\n"
             "# 别的\n\n- 一条。\n- 两条。\n"
@@ -2015,6 +2024,13 @@ class Test16Answers(unittest.TestCase):
             ("摘要写成了什么？", pits, {}, ["2. 摘要写成了英文。"]),
             ("When are files cut?", wrapped, {},
              ["- Files are read.\n  Then they are cut."]),
+            ("what does bisect return", search, {"kind": "code", "heading": "bisect"},
+             [signature]),
+            ("how is the midpoint of bisect taken", search,
+             {"kind": "code", "heading": "bisect"},
+             [signature, "    mid = midpoint(a, x)"]),
+            ("What does Pump.start do?", java, {"kind": "code", "heading": "Pump > start"},
+             ["public void start(int speed) {"]),
             ("Which variable for the proxy settings?", rst, {"kind": "rst"},
              ["A variable names it."]),
             ("retry limit", "# Retry limit", {}, ["# Retry limit"]),
