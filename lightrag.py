@@ -247,6 +247,7 @@ FINISH_REASONS = {          # lower case; whatever else servers say means stop
     "sensitive": "content_filter", "error": "error", "network_error": "error",
     "insufficient_system_resource": "error",
 }
+DAMAGE_CHARS_MAX = 60       # shown of a chunk that cannot be read
 CUT_CALL = "Not run: the call was cut off by the length limit; send it again, shorter."
 
 # Permissions
@@ -381,7 +382,7 @@ OPENAI_URL = "https://api.openai.com/v1"    # what a bare key means
 MODEL_TIMEOUT_S = 300       # silence: a local model may read a long prompt for minutes
 MODEL_TOTAL_S = 1800
 MODEL_BYTES_MAX = 64 * 2**20
-AFTER_FINISH_S = 3          # for usage and [DONE] after the answer, or an error's body
+AFTER_FINISH_S = 1          # for usage and [DONE] after the answer, or an error's body
 TRIES = 3
 RETRY_WAIT_S = 0.5          # doubled after each try
 RETRY_JITTER = 0.25         # up to this share less, so that many clients part
@@ -3422,7 +3423,7 @@ def fault_of(value):
             continue
         codes += [str(value[key]) for key in code_keys if value.get(key)]
         value = next((value[key] for key in text_keys if value.get(key)), "")
-    text = one_line(" ".join(str(value or "").split()), FAULT_CHARS_MAX)
+    text = one_line(" ".join(str(value or "").split()), FAULT_CHARS_MAX).rstrip(".")
     for code in codes:
         if re.fullmatch(r"[45]\d\d", code):
             status = int(code)
@@ -3669,9 +3670,14 @@ class FaultError(LightragError):
     kind = "model"
 
     def __init__(self, fault, status=0, headers=None):
-        super().__init__(fault.message or "an error without words")
         self.fault, self.status = fault, status or fault.status
         self.headers = headers or {}
+        message = fault.message or "an error without words"
+        super().__init__(f"{self.status}: {message}" if self.status else message)
+
+
+class CutError(LostError):
+    """An answer that is empty, damaged, or ends before its end."""
 
 
 class _OpenCall:
@@ -3848,35 +3854,36 @@ def _parts(content):
                 yield part.get("type", "text"), text
 
 
-def read_answer(pieces, deltas):
+def read_answer(pieces, deltas, hold=False):
     """Yield the events of one answer as its bytes arrive; the last is a Turn.
 
-    An answer that ends too early, breaks or carries an error gives an incomplete Turn
-    once something was shown; before that it raises, so that it may be tried again.
-
-    Raises   LostError, NetworkError of pieces, FaultError
+    hold     True yields nothing before the answer is whole
+    Raises   CutError, FaultError or the NetworkError of pieces while nothing was
+             yielded, so that it may be tried again; later the Turn is incomplete
     """
-    shown, done, why = False, False, None
+    held, shown, done, why = [], False, False, None
     try:
         for event, data in sse_events(pieces):
             if data.startswith("[DONE]"):
                 done = True
                 break
             for item in deltas.add(_chunk_of(event, data)):
-                shown = True
-                yield item
+                if hold:
+                    held.append(item)
+                else:
+                    shown = True
+                    yield item
     except (NetworkError, FaultError) as error:
         if not deltas.finish or isinstance(error, FaultError):
             why = error
     if why is None and not deltas.chunks:
-        why = LostError("the answer is empty; the question may be too long")
+        why = CutError("the answer is empty; the question may be too long")
     elif why is None and not (done or deltas.finish or deltas.whole):
-        why = LostError("the answer was cut off")
-    for item in deltas.close():
-        shown = True
-        yield item
-    if why is not None and not shown:
+        why = CutError("the answer was cut off")
+    held += deltas.close()
+    if why is not None and (hold or not (shown or held)):
         raise why
+    yield from held
     yield deltas.turn(str(why or ""))
 
 
@@ -3889,7 +3896,7 @@ def _chunk_of(event, data):
     if event == "error":
         raise FaultError(fault_of(chunk))
     if not isinstance(chunk, dict):
-        raise LostError(f"the answer is damaged: {one_line(data, FAULT_CHARS_MAX)}")
+        raise CutError(f"the answer is damaged: {one_line(data, DAMAGE_CHARS_MAX)}")
     if chunk.get("error") or ("choices" not in chunk and fault_of(chunk).message):
         raise FaultError(fault_of(chunk))
     return chunk
@@ -5157,11 +5164,12 @@ class HttpLimits(NamedTuple):
     bytes_max: int      # of the body, after decompression
 
 
-# A back end takes (method, url, headers, body, limits, proxy, TLS context) and returns
-# an http.client response, its body unread, and a callable that closes it.
+# A back end takes (method, url, headers, body, limits, proxy, TLS context, note), calls
+# note with the socket once it is connected, and returns an http.client response, its
+# body unread, and a callable that closes it.
 
 
-def _open_urllib(method, url, headers, body, limits, proxy, context):
+def _open_urllib(method, url, headers, body, limits, proxy, context, note):
     """Open an exchange with the standard library alone."""
     import http.client
     from urllib.parse import urlsplit, urlunsplit
@@ -5182,6 +5190,7 @@ def _open_urllib(method, url, headers, body, limits, proxy, context):
         target, headers = url, {**headers, **login}
     try:
         wire.connect()
+        note(wire.sock)
         wire.sock.settimeout(limits.idle_s)
         wire.request(method, target, body, headers)
         return wire.getresponse(), wire.close
@@ -5190,20 +5199,28 @@ def _open_urllib(method, url, headers, body, limits, proxy, context):
         raise
 
 
-def _open_requests(method, url, headers, body, limits, proxy, context):
+def _open_requests(method, url, headers, body, limits, proxy, context, note):
     """Open an exchange with requests, below its session.
 
     A session would read more than is asked: the environment, .netrc, the body of a
     redirect.
     """
     import requests
+    import urllib3
     from requests.adapters import HTTPAdapter
 
+    if context and urllib3.__version__ < "2" and spelled_ip(host_port(url)[0]):
+        context.check_hostname = False      # the old one cannot, and checks it itself
     stack = contextlib.ExitStack()      # holds the answer, which closes when it is lost
     adapter = stack.enter_context(contextlib.closing(HTTPAdapter()))
     adapter.init_poolmanager(1, 1, ssl_context=context)
-    if proxy:
-        adapter.proxy_manager_for(proxy, ssl_context=context)   # kept for the request
+    manager = adapter.poolmanager
+    if proxy:       # the manager made here is kept for the request
+        manager = adapter.proxy_manager_for(proxy, ssl_context=context)
+    manager.pool_classes_by_scheme = {
+        scheme: _noting(pool, note)
+        for scheme, pool in manager.pool_classes_by_scheme.items()
+    }
     try:
         answer = adapter.send(
             requests.Request(method, url, headers, data=body).prepare(), stream=True,
@@ -5215,6 +5232,16 @@ def _open_requests(method, url, headers, body, limits, proxy, context):
     except BaseException:
         stack.close()
         raise
+
+
+def _noting(pool, note):
+    """Return a class of connection pools of urllib3 that note each new socket."""
+    def _connect(connection):
+        pool.ConnectionCls.connect(connection)
+        note(connection.sock)
+
+    wire = type("Wire", (pool.ConnectionCls,), {"connect": _connect})
+    return type("Pool", (pool,), {"ConnectionCls": wire})
 
 
 TRANSPORTS = {"requests": _open_requests, "urllib": _open_urllib}
@@ -5237,7 +5264,7 @@ class Reply:
         self.url, self.limits, self.deadline, self.clock = url, limits, deadline, clock
         self.status, self.headers = 0, {}
         self.peer = ""              # address at the other end; empty behind a proxy
-        self._box, self._abandoned, self._hang_up = Queue(PIECES_MAX), Event(), None
+        self._box, self._abandoned, self._socket = Queue(PIECES_MAX), Event(), None
 
     def __enter__(self):
         return self
@@ -5248,9 +5275,22 @@ class Reply:
     def close(self):
         """Let go of the connection, also in mid-body; never waits."""
         self._abandoned.set()
-        if self._hang_up:       # wakes the thread that waits for more
-            with contextlib.suppress(OSError):
-                self._hang_up()
+        if self._socket:
+            self._hang_up()
+
+    def _note(self, wire):
+        """Remember the socket; hang up at once when the reader has left before."""
+        self._socket, self.peer = wire, wire.getpeername()[0]
+        if self._abandoned.is_set():
+            self._hang_up()
+
+    def _hang_up(self):
+        """End the connection, which wakes the thread that waits for more of it."""
+        import socket
+
+        with contextlib.suppress(OSError):
+            # Subtle: as a plain socket, for TLS would say good-bye from this thread.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def pieces(self):
         """Return an iterator of bytes, decompressed, each as soon as it arrives."""
@@ -5323,20 +5363,15 @@ def exchange(
         reply.close()
         raise
     reply.status, reply.headers = head.status, head.headers
+    reply.peer = "" if proxy else reply.peer
     return reply
 
 
 def _carry(reply, opener, arguments, variable):
     """Run one exchange in its thread: hand over the head, the body, an empty end."""
-    import socket
-
     try:
-        response, close = opener(*arguments)
+        response, close = opener(*arguments, reply._note)
         try:
-            wire = response.fp.raw._sock    # the same in both back ends
-            reply.peer = "" if variable else wire.getpeername()[0]
-            # Subtle: of the plain socket, for TLS would say good-bye from this thread.
-            reply._hang_up = partial(socket.socket.shutdown, wire, socket.SHUT_RDWR)
             going = reply._put(response)
             for piece in _body(response):
                 going = going and reply._put(piece)
@@ -5417,8 +5452,10 @@ def _network_error(error, url, limits, variable):
     shown, host = shown_url(url), host_port(url)[0]
     where = f"the proxy of {variable}" if variable else host
     tunnel = next((c for c in causes if "Tunnel connection failed" in str(c)), None)
-    if _first(ssl.SSLCertVerificationError):
-        reason = _first(ssl.SSLCertVerificationError).verify_message
+    kinds = ("SSLCertVerificationError", "CertificateError")    # of ssl, of urllib3
+    untrusted = next((c for c in causes if type(c).__name__ in kinds), None)
+    if untrusted:
+        reason = getattr(untrusted, "verify_message", untrusted)
         return ConfigError(
             f"{shown}: the certificate of {host} is not trusted ({reason}); where a"
             " company signs its own, SSL_CERT_FILE must name its CA file"
@@ -5492,7 +5529,7 @@ def fetch_page(url, approve, limits=PAGE_LIMITS, network=None, clock=time.monoto
         with exchange(
             "GET", here, headers, None, limits, network, clock, deadline
         ) as reply:
-            if is_metadata(reply.peer):
+            if is_metadata(reply.peer):     # a name may lead anywhere
                 raise SourceError(f"{shown_url(here)}: leads to a link-local address")
             target = reply.headers.get("Location", "")
             if reply.status not in REDIRECTS or not target:
@@ -6868,12 +6905,16 @@ class Model:
         self.version = ""           # "v1" when the endpoint turned out to want it
         self.takes_tools = self.takes_extras = True
 
-    def chat(self, messages, tools=None, stream=True, model="", options=None):
+    def chat(
+        self, messages, tools=None, stream=True, model="", options=None, hold=False
+    ):
         """Yield the events of one answer as they come: deltas, notices, a Turn last.
 
         messages  list of dicts, see Protocol
         tools     list of tool_schema, or None
         options   further fields of the request (temperature, max_tokens), or None
+        hold      True yields deltas only once the answer is whole: for a reader who
+                  sees nothing earlier, and so a stream that breaks is tried again
         Raises    ContextError, ConfigError, ModelError, NetworkError; none of them
                   after a delta was yielded: then the Turn says it is incomplete
         """
@@ -6886,7 +6927,8 @@ class Model:
             )
             with self._explained():
                 try:
-                    yield from self._tries(partial(self._answer, body, taken, offered))
+                    attempt = partial(self._answer, body, taken, offered, hold)
+                    yield from self._tries(attempt)
                     return
                 except FaultError as error:
                     if not self._learn(error, body):
@@ -6926,11 +6968,11 @@ class Model:
 
         return list(self._tries(_attempt))[-1]
 
-    def _answer(self, body, taken, tools):
+    def _answer(self, body, taken, tools, hold):
         """Make one try at an answer."""
         with self._open("POST", "chat/completions", body) as reply:
             deltas = Deltas(taken, tools)
-            yield from read_answer(self._pieces(reply, deltas), deltas)
+            yield from read_answer(self._pieces(reply, deltas), deltas, hold)
 
     def _pieces(self, reply, deltas):
         """Yield the pieces of a stream; once it is finished, not for much longer."""
@@ -7047,6 +7089,8 @@ class Model:
             kind, text = self._refusal(error)
         except SourceError as error:
             kind, text = ConfigError, f"{error}; check {self.prefix}_BASE_URL"
+        except CutError as error:
+            kind, text = ModelError, f"{self._where()}: {error}"
         except NetworkError as error:
             kind, text = type(error), f"{error}; check {self.prefix}_BASE_URL"
         except ConfigError as error:
@@ -7059,7 +7103,7 @@ class Model:
         """Return (class, sentence) of an error that the endpoint reports."""
         status, words = error.status, error.fault.words
         where, prefix = self._where(), self.prefix
-        said = f" ({status or 'in its answer'}: {error})"
+        said = f" ({error})"
         if status in (401, 403) and not self.key:
             return ConfigError, f"{where} wants a key{said}; set {prefix}_API_KEY"
         if status in (401, 403):

@@ -3588,7 +3588,7 @@ class ScriptedServer:
         return Request(method, path, headers, body)
 
 
-# A certificate of 127.0.0.1 and localhost that signs itself, and its key: for tests.
+# A certificate of 127.0.0.1 that signs itself, and its key: for tests only.
 TEST_PEM = """\
 -----BEGIN PRIVATE KEY-----
 MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgaDrc7FKP1EkDdKE3
@@ -3596,15 +3596,14 @@ D23vrmQDVAV+ZisaOExvxIM2YuShRANCAARHwvEBuXXiSKL0lcc1YT/+Z5bvOVaK
 eDFQ2cBRoWy95T5Al+97+RuA07NPm485BDNNxgAIat8harn+lGrXvlEJ
 -----END PRIVATE KEY-----
 -----BEGIN CERTIFICATE-----
-MIIBfzCCASWgAwIBAgIBATAKBggqhkjOPQQDAjAYMRYwFAYDVQQDDA1saWdodHJh
+MIIBdTCCARqgAwIBAgIBATAKBggqhkjOPQQDAjAYMRYwFAYDVQQDDA1saWdodHJh
 ZyB0ZXN0MCAXDTIwMDEwMTAwMDAwMFoYDzIxMjAwMTAxMDAwMDAwWjAYMRYwFAYD
 VQQDDA1saWdodHJhZyB0ZXN0MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAER8Lx
 Abl14kii9JXHNWE//meW7zlWingxUNnAUaFsveU+QJfve/kbgNOzT5uPOQQzTcYA
-CGrfIWq5/pRq175RCaNeMFwwGgYDVR0RBBMwEYcEfwAAAYIJbG9jYWxob3N0MA8G
-A1UdEwEB/wQFMAMBAf8wDgYDVR0PAQH/BAQDAgKEMB0GA1UdDgQWBBS+h5FYNzWq
-g2tcegp6fe43WYP72DAKBggqhkjOPQQDAgNIADBFAiBnUBFF49Gz5HQIdg3Rmma7
-mesY16iLPAOSWQedZwBcdAIhAIigFHaEoCIcHEYe1u8ii+gdFgnj9l+ayCCbe85A
-UuS+
+CGrfIWq5/pRq175RCaNTMFEwDwYDVR0RBAgwBocEfwAAATAPBgNVHRMBAf8EBTAD
+AQH/MA4GA1UdDwEB/wQEAwIChDAdBgNVHQ4EFgQUvoeRWDc1qoNrXHoKen3uN1mD
++9gwCgYIKoZIzj0EAwIDSQAwRgIhAIkctbhxHIZhXU+yz9yJGIMDCR5MlIF9yUjD
+mvImC1WJAiEAukj7UIlMoBPFMMsuFQE3OWMbWvo2XS+RgN43pOmcU4s=
 -----END CERTIFICATE-----
 """
 
@@ -3683,6 +3682,31 @@ class HttpCases(OnBothTransports):
                 self.assertEqual(next(reply.pieces()), b"one")
             self.assertTrue(server.left.wait(2))
 
+    @staticmethod
+    def interrupted_clock():
+        """A clock that stands still, until Ctrl-C comes while it is read."""
+        readings = []
+
+        def clock():
+            readings.append(0.0)
+            if len(readings) > 4:
+                raise KeyboardInterrupt
+            return readings[-1]
+
+        return clock
+
+    def test_leaving_before_the_headers_hangs_up_too(self):
+        for tls, scheme in ((None, "http"), (True, "https")):
+            with self.subTest(scheme), tempfile.TemporaryDirectory() as folder:
+                tls, path = tls_server(folder) if tls else (None, "")
+                network = self.network(SSL_CERT_FILE=path)
+                with ScriptedServer([["stall"]], tls) as server:
+                    with self.assertRaises(KeyboardInterrupt):
+                        lr.exchange("GET", server.url + "/", {}, None,
+                                    self.LIMITS._replace(idle_s=30), network,
+                                    self.interrupted_clock())
+                    self.assertTrue(server.left.wait(2))
+
     def test_no_header_of_the_back_end_is_added_but_host(self):
         with ScriptedServer([[answer()]]) as server:
             self.get(server).close()
@@ -3743,6 +3767,15 @@ class HttpCases(OnBothTransports):
                         self.get(server, **environ)
                     self.assertIn("SSL_CERT_FILE", str(caught.exception))
                     self.assertIn("not trusted", str(caught.exception))
+
+    def test_a_certificate_of_another_host_is_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            tls, path = tls_server(folder)
+            with ScriptedServer([[answer(200, b"x")]], tls) as server:
+                server.url = server.url.replace("127.0.0.1", "localhost")
+                with self.assertRaises(lr.ConfigError) as caught:
+                    self.get(server, SSL_CERT_FILE=path)
+                self.assertIn("localhost", str(caught.exception))
 
     def test_tls_streams_and_hangs_up(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -4583,7 +4616,7 @@ HELLO = stream_of(delta(role="assistant", content=""), delta(content="Hel"),
 
 class ModelCases(OnBothTransports):
 
-    LIMITS = lr.HttpLimits(2, 0.5, 4, 1 << 22)
+    LIMITS = lr.HttpLimits(2, 0.3, 4, 1 << 22)
 
     def model(self, server, path="/v1", key=KEY, name="tiny", limits=LIMITS, **environ):
         self.slept, url = [], server if isinstance(server, str) else server.url
@@ -4655,6 +4688,19 @@ class ModelCases(OnBothTransports):
                 self.assertEqual((turn.text, turn.calls), ("Hello wor", ()))
                 self.assertTrue(turn.incomplete)
                 self.assertEqual(len(server.requests), 1)
+
+    def test_an_answer_that_is_held_may_break_anywhere(self):
+        half = stream_of(delta(content="Hello wor"), end=b"")
+        for broken in ([*half, 0.1, "reset"], half, stream_of(delta(content="x"), b"data: {\n\n"),
+                       stream_of(delta(content="Hello wor"), {"error": {"message": "x"}})):
+            with ScriptedServer([broken, HELLO]) as server:
+                notice, *events = self.events(self.model(server), hold=True)
+                self.assertIsInstance(notice, lr.Notice)
+                self.assertEqual(events, [lr.TextDelta("Hel"), lr.TextDelta("lo"), lr.Turn("Hello")])
+            with ScriptedServer([broken]) as server:
+                with self.assertRaises((lr.LostError, lr.ModelError)):
+                    self.events(self.model(server), hold=True)
+                self.assertEqual(len(server.requests), 3)
 
     def test_a_fault_before_the_first_delta_is_healed(self):
         role = stream_of(delta(role="assistant"), end=b"")
