@@ -18,48 +18,49 @@ The map (a section uses only sections above it; [pure] ones touch no disk, netwo
 terminal, clock or environment):
 
      1 Settings      every limit and default, with why
-     2 Errors        one base class; what the caller does next decides the class
-     3 Text          normalise, and the tokens of documents and questions
-     4 Prose         sentences, token estimate, text made safe to show
-     5 Outline       where headings and fences begin and end
-     6 Languages     how families of languages are written
-     7 Definitions   where the definitions of code begin and end
-     8 Windows       spans of bounded length that end well
-     9 Chunks        cut a document into passages that keep their offsets
-    10 Sealed        bytes under checksums, read block by block
-    11 Segments      postings as immutable bytes, in memory or mapped
-    12 Ranking       BM25F over segments, and the best k
-    13 Markup        HTML and XML to text
-    14 Documents     bytes to title, kind and text
-    15 Excerpts      what of a hit can be shown: sentences, rows, lines of code
-    16 Answers       numbered sources, extractive answers, refusals
-    17 Protocol      the OpenAI wire format: messages, calls, requests, errors
-    18 Stream        server-sent events, and thoughts in the text, cut anywhere
-    19 Deltas        what the chunks of one answer add up to
-    20 Permissions   (rules, call) to allow, ask or deny
-    21 Paths         ignore rules, secret names, confinement below a root
-    22 Addresses     web addresses: fit to show, fit to send, where they lead
-    23 Files         reading, atomic writes and locks
-    24 Folders       walking, the home of a knowledge base, configuration
-    25 Network       how this machine reaches others: proxies and certificates
-    26 Http          the only section that opens connections
-    27 Pages         one web page, its redirects checked at every step
-    28 Sources       path, folder, glob, URL or standard input to raw documents
-    29 Format        the bytes of knowledge.json, a document a line
-    30 Store         knowledge.json, and the index derived from it
-    31 Knowledge     the documents and their index
-    32 Ingest        plan, ask, add, sync and remove
-    33 Memory        long-term facts and the working memory
-    34 Model         chat completions: retries, what a server takes, errors as sentences
-    35 Tools         a table of what the agent can do
-    36 Agent         the loop; yields events, never prints
-    37 Console       printing, asking and progress under any encoding
-    38 Consent       ask once, and remember what the user wants remembered
-    39 Arguments     the words of a command line to a command and its options
-    40 Intake        the commands that add, sync and remove
-    41 Asking        the commands that list, show, search and ask
-    42 Prompt        the interactive prompt
-    43 Command line  the table of commands, and main
+     2 Lists         words, names and signs of the world that rules speak of
+     3 Errors        one base class; what the caller does next decides the class
+     4 Text          normalise, and the tokens of documents and questions
+     5 Prose         sentences, token estimate, text made safe to show
+     6 Outline       where headings and fences begin and end
+     7 Languages     how families of languages are written
+     8 Definitions   where the definitions of code begin and end
+     9 Windows       spans of bounded length that end well
+    10 Chunks        cut a document into passages that keep their offsets
+    11 Sealed        bytes under checksums, read block by block
+    12 Segments      postings as immutable bytes, in memory or mapped
+    13 Ranking       BM25F over segments, and the best k
+    14 Markup        HTML and XML to text
+    15 Documents     bytes to title, kind and text
+    16 Excerpts      what of a hit can be shown: sentences, rows, lines of code
+    17 Answers       numbered sources, extractive answers, refusals
+    18 Protocol      the OpenAI wire format: messages, calls, requests, errors
+    19 Stream        server-sent events, and thoughts in the text, cut anywhere
+    20 Deltas        what the chunks of one answer add up to
+    21 Permissions   (rules, call) to allow, ask or deny
+    22 Paths         ignore rules, secret names, confinement below a root
+    23 Addresses     web addresses: fit to show, fit to send, where they lead
+    24 Files         reading, atomic writes and locks
+    25 Folders       walking, the home of a knowledge base, configuration
+    26 Network       how this machine reaches others: proxies and certificates
+    27 Http          the only section that opens connections
+    28 Pages         one web page, its redirects checked at every step
+    29 Sources       path, folder, glob, URL or standard input to raw documents
+    30 Format        the bytes of knowledge.json, a document a line
+    31 Store         knowledge.json, and the index derived from it
+    32 Knowledge     the documents and their index
+    33 Ingest        plan, ask, add, sync and remove
+    34 Memory        long-term facts and the working memory
+    35 Model         chat completions: retries, what a server takes, errors as sentences
+    36 Tools         a table of what the agent can do
+    37 Agent         the loop; yields events, never prints
+    38 Console       printing, asking and progress under any encoding
+    39 Consent       ask once, and remember what the user wants remembered
+    40 Arguments     the words of a command line to a command and its options
+    41 Intake        the commands that add, sync and remove
+    42 Asking        the commands that list, show, search and ask
+    43 Prompt        the interactive prompt
+    44 Command line  the table of commands, and main
 
 Words: a document has a title, a source (the path or URL it came from) and a text;
 a chunk is a passage of it, text[start:end]; a hit is a chunk that a search found;
@@ -131,22 +132,6 @@ BYTES_PER_TOKEN = 3         # of UTF-8 beyond ASCII: a Han, kana or hangul sign 
 PART_WEIGHT = 0.6           # of user in userId: the parts together weigh as one word
 WHOLE_WEIGHT = 0.7          # of userid
 LATIN_WEIGHT = 1.3          # of a Latin word in a Chinese question: the technical term
-# Words that make a sentence a question and say nothing of what it is about.
-STOP_WORDS = """
-a an the and or of in on at to for by with from as into is are was were be been being am
-do does did done can could should would will shall may might must have has had
-what which who whom whose when where why how that this these those it its there their
-they them he she his her him you your i my me we our us if so than then
-tell explain describe give please
-"""
-# The same in Chinese, as patterns, longest first; 几何 (geometry) is no question.
-QUESTION_PHRASES = """
-是什么时候 是什麼時候 什么时候 什麼時候 什么时间 什麼時間 甚麼時候 是什么 是什麼 是甚麼 为什么 為什麼
-為甚麼 什么样 什麼樣 怎么样 怎麼樣 什么 什麼 甚麼 怎么办 怎麼辦 怎么 怎麼 怎样 怎樣 如何 为何 為何
-何时 何時 何地 何处 何處 何人 何种 何種 哪一个 哪一個 哪一年 哪一 哪几 哪些 哪个 哪個 哪里 哪裡 哪裏 哪儿 哪種 哪种
-哪位 哪年 哪(?!吒|怕) 多少 几个 幾個 几种 几(?![何乎率]) 幾(?![何乎率]) 是谁 是誰 谁 誰 是否 能否 可否
-有没有 有沒有 请问 請問 吗 嗎 呢
-"""
 
 # Outline
 HEADING_CHARS_MAX = 200     # a longer line is not what a person calls a title
@@ -204,34 +189,13 @@ EXCERPT_CHARS_MAX = 400     # a lead-in takes its list along up to this
 ANSWER_COVERAGE_MIN = 0.31  # of the question's weight; see notes/answers.md
 IDF_PRIOR = 4.0             # added to each idf: in a base of few chunks it means little
 DOUBT_WORDS = 1.0           # more words that nobody found: few words prove less
-LIGHT_SHARE = 0.3           # of its weight, for a pair of signs with one of the first,
-GRAMMAR_SIGNS = frozenset(
-    "的了吗嗎呢是在和与與及或也就都而被把这這那之其以于於有会會能可要对對为為个個中上下到从從时時后後"
-    "哪什么麼何多少怎样樣请請如问問"
-)
-ASKING_WORDS = """
-work mean happen use make need want get find call name know define compute calculate
-handle implement function purpose difference differ example type kind way thing many
-much long first main
-"""                         # and for a word that texts answer without saying it
+LIGHT_SHARE = 0.3           # of its weight, for a pair of grammar or a word of asking
 NEARLY_AS_GOOD = 0.7        # of the best sentence's score: what else may be shown
 OWN_SHARE = 0.1             # extra for words the sentence holds itself, not its title
 RANK_PENALTY = 0.03         # a place: the ranker knows what a sentence cannot show
 LENGTH_PENALTY = 0.05       # of a full excerpt: of two that cover the same, the shorter
 KIND_BONUS = 0.10           # for a number, or a list, where the question asks for one
 REPEAT_SHARE = 0.8          # of the shorter one's words: then it says the same again
-# A question that matches one of these wants a number or a date; the next match those.
-# The last want a list.
-QUANTITY_PHRASES = r"""\bhow (?:many|much|long|old|far|often|large|big|tall|high|deep)\b
-\bwhen\b|\b(?:what|which) (?:year|date|day|month|time|percent|number|age|size|century)\b
-\b(?:default|limit|threshold|maximum|minimum)s?\b|默认|默認|上限|下限|阈值|閾值
-多少|多久|多[大长長高远遠深]|几|幾|[何哪]一?[年天月日时時]|什[么麼]时候|什[么麼]時候"""
-QUANTITY_SIGNS = r"""\d|[〇一二两兩三四五六七八九十百千万萬亿億半]+[年月日号號时時点點个個次人名位种種倍元岁歲天条條]
-\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|dozen|half|once)\b
-\b(?:twice|hundred|thousand|million|billion|january|february|march|april|june)\b
-\b(?:july|august|september|october|november|december)\b"""
-LIST_PHRASES = r"""\bwhat are\b|\bwhich\b.*\bare\b|\blist\b|\bsteps\b
-\bhow (?:do|can|to)\b|哪些|哪[几幾]|[几幾][种種个個点點步]|步骤|步驟|列[出举舉]|包[括含]"""
 
 # Protocol
 FAULT_CHARS_MAX = 300       # of a server's own words in a message
@@ -240,13 +204,6 @@ FAULT_CHARS_MAX = 300       # of a server's own words in a message
 BLANKS_HELD_MAX = 1000      # before an answer, while a <think> may still come
 
 # Deltas
-FINISH_REASONS = {          # lower case; whatever else servers say means stop
-    "length": "length", "max_tokens": "length", "max_output_tokens": "length",
-    "model_length": "length", "content_filter": "content_filter",
-    "safety": "content_filter", "recitation": "content_filter",
-    "sensitive": "content_filter", "error": "error", "network_error": "error",
-    "insufficient_system_resource": "error",
-}
 DAMAGE_CHARS_MAX = 60       # shown of a chunk that cannot be read
 CUT_CALL = "Not run: the call was cut off by the length limit; send it again, shorter."
 
@@ -254,67 +211,13 @@ CUT_CALL = "Not run: the call was cut off by the length limit; send it again, sh
 
 # Paths
 PATH_CHARS_MAX = 4096       # no path is longer, so a longer rule matches nothing
-HEAVY_FOLDERS = {           # not walked into unless named; lower case -> why
-    **dict.fromkeys((".git", ".hg", ".svn", ".bzr", "cvs"), "version history"),
-    **dict.fromkeys(("node_modules", "bower_components", "jspm_packages", ".eggs",
-                     "site-packages"), "installed packages"),
-    **dict.fromkeys((".venv", "venv", "virtualenv"), "a virtual environment"),
-    **dict.fromkeys(("build", "dist", "target", "_build", ".next", ".nuxt", "htmlcov"),
-                    "build output"),
-    **dict.fromkeys(("__pycache__", ".cache", ".gradle", ".tox", ".nox", ".mypy_cache",
-                     ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".terraform",
-                     ".hypothesis"), "a cache"),
-    ".lightrag": "the knowledge base itself",
-}
-FOLDER_MARKS = {            # a file that says what its folder is, whatever its name
-    "pyvenv.cfg": "a virtual environment",
-    "CACHEDIR.TAG": "a cache",
-}
-BINARY_SUFFIXES = {         # no text in them; others are found out by their NULs
-    "image": ".png .jpg .jpeg .gif .bmp .ico .icns .webp .tif .tiff .heic .avif .psd",
-    "audio": ".mp3 .wav .ogg .oga .flac .m4a .aac .wma .mid .midi .opus",
-    "video": ".mp4 .mov .avi .mkv .webm .wmv .flv .m4v .mpg .mpeg",
-    "archive": ".zip .gz .tgz .bz2 .tbz2 .xz .txz .zst .lz4 .7z .rar .tar .jar .war"
-               " .whl .egg .deb .rpm .dmg .iso .cab .apk .msi .gem",
-    "program": ".exe .dll .so .dylib .o .obj .a .lib .pyc .pyo .pyd .class .wasm .bin"
-               " .node .mo",
-    "font": ".ttf .otf .woff .woff2 .eot",
-    "database": ".db .sqlite .sqlite3 .mdb .accdb .parquet .feather .arrow .orc .h5"
-                " .hdf5",
-    "data": ".pkl .pickle .npy .npz .pt .pth .onnx .safetensors .gguf",
-    "old Office format": ".doc .xls .ppt",
-}
-# What a file may be called when it holds keys or passwords, in the language of ignore
-# files: the last rule that fits decides, ! makes an exception.  Code and pages about
-# credentials are wanted; files that hold some are not.
-SECRET_RULES = """
-    credentials* *credentials *credentials.* client_secret* secrets secrets.*
-    *-secrets.* *_secrets.* secret.* password.* passwords.* service-account*.json
-    service_account*.json *serviceaccount*.json
-    !*credentials*.py !*credentials*.[cjt]s !*credentials*.[jt]sx !*credentials*.[ch]
-    !*credentials*.[ch]pp !*credentials*.java !*credentials*.go !*credentials*.r[bs]
-    !*.html !*.htm !*.rst
-    *.env .env* *.pem *.key *.p12 *.pfx *.p8 *.jks *.keystore *.ppk *.kdb *.kdbx *.ovpn
-    *.tfvars *.tfstate *.tfstate.* id_rsa* id_dsa* id_ecdsa* id_ed25519* !id_*.pub
-    .netrc _netrc .pgpass pgpass.conf .my.cnf .npmrc .pypirc .git-credentials .dockercfg
-    .htpasswd .vault-token .s3cfg .boto kubeconfig .*_history
-    .aws/ .ssh/ .gnupg/ .kube/ .azure/ .gcloud/ .password-store/ .git/
-    !*.example !*.sample !*.template !*.tmpl !*.dist !.env.example.* !.env.*.example
-    !credentials.example.* !credentials.sample.* !secrets.example.* !secrets.sample.*
-"""
 
 # Folders
 IGNORE_FILES = (".gitignore", ".lightragignore")    # the second has the last word
 IGNORE_BYTES_MAX = 1 << 20
 
 # Addresses
-SECRET_QUERY = re.compile("(?i)key|token|secret|pass|pwd|sig|auth|cred|session|^code$")
 SECRET_CHARS_MIN = 6        # a shorter key is a placeholder, and part of other words
-# Services of clouds that hand out credentials to whoever asks, beside link-local ones.
-METADATA_HOSTS = """
-metadata metadata.google.internal instance-data instance-data.ec2.internal
-100.100.100.200 192.0.0.192 168.63.129.16 fd00:ec2::254
-"""
 
 # Files
 FILE_BYTES_MAX = 64 << 20   # a local file; no text that people read is larger
@@ -340,13 +243,6 @@ FETCH_TOTAL_S = 60          # a page with all its redirects, however slowly it d
 PAGE_BYTES_MAX = 2 * 2**20  # after decompression
 REDIRECTS_MAX = 5
 REDIRECTS = (301, 302, 303, 307, 308)
-# What can be text; octet-stream is what many servers call files they do not know.
-TEXT_TYPES = re.compile(
-    r"text/.+|application/(?:.+\+(?:json|xml|zip|yaml)|json|jsonl|ndjson|x-ndjson|xml"
-    r"|x?html|yaml|x-yaml|toml|markdown|javascript|x-javascript|typescript|sql|rtf"
-    r"|x-(?:python|python-code|sh|shellscript|httpd-php|ruby|perl|tex|latex|ipynb)|pdf"
-    r"|octet-stream|vnd\.openxmlformats-officedocument\..+|x-pdf)"
-)
 PAGE_HEADERS = {
     "User-Agent": "lightrag.py/" + __version__,
     "Accept": "text/html, text/*, application/xhtml+xml, */*;q=0.5",
@@ -447,7 +343,123 @@ class Settings(NamedTuple):
 
 
 # =============================================================================
-# 2. Errors -- one base class; what the caller does next decides the class [pure]
+# 2. Lists -- words, names and signs of the world that rules speak of [pure]
+#    Uses: nothing
+# =============================================================================
+
+# Long lists stand here, apart from the limits, so that both can be read at a glance.
+
+# Words that make a sentence a question and say nothing of what it is about.
+STOP_WORDS = """
+a an the and or of in on at to for by with from as into is are was were be been being am
+do does did done can could should would will shall may might must have has had
+what which who whom whose when where why how that this these those it its there their
+they them he she his her him you your i my me we our us if so than then
+tell explain describe give please
+"""
+# The same in Chinese, as patterns, longest first; 几何 (geometry) is no question.
+QUESTION_PHRASES = """
+是什么时候 是什麼時候 什么时候 什麼時候 什么时间 什麼時間 甚麼時候 是什么 是什麼 是甚麼 为什么 為什麼
+為甚麼 什么样 什麼樣 怎么样 怎麼樣 什么 什麼 甚麼 怎么办 怎麼辦 怎么 怎麼 怎样 怎樣 如何 为何 為何
+何时 何時 何地 何处 何處 何人 何种 何種 哪一个 哪一個 哪一年 哪一 哪几 哪些 哪个 哪個 哪里 哪裡 哪裏 哪儿 哪種 哪种
+哪位 哪年 哪(?!吒|怕) 多少 几个 幾個 几种 几(?![何乎率]) 幾(?![何乎率]) 是谁 是誰 谁 誰 是否 能否 可否
+有没有 有沒有 请问 請問 吗 嗎 呢
+"""
+# Signs of Chinese grammar: a pair with one of them says little.
+GRAMMAR_SIGNS = frozenset(
+    "的了吗嗎呢是在和与與及或也就都而被把这這那之其以于於有会會能可要对對为為个個中上下到从從时時后後"
+    "哪什么麼何多少怎样樣请請如问問"
+)
+# Words that a question needs and a text answers without saying them.
+ASKING_WORDS = """
+work mean happen use make need want get find call name know define compute calculate
+handle implement function purpose difference differ example type kind way thing many
+much long first main
+"""
+# A question that matches one of these wants a number or a date; the next match those.
+# The last want a list.
+QUANTITY_PHRASES = r"""\bhow (?:many|much|long|old|far|often|large|big|tall|high|deep)\b
+\bwhen\b|\b(?:what|which) (?:year|date|day|month|time|percent|number|age|size|century)\b
+\b(?:default|limit|threshold|maximum|minimum)s?\b|默认|默認|上限|下限|阈值|閾值
+多少|多久|多[大长長高远遠深]|几|幾|[何哪]一?[年天月日时時]|什[么麼]时候|什[么麼]時候"""
+QUANTITY_SIGNS = r"""\d|[〇一二两兩三四五六七八九十百千万萬亿億半]+[年月日号號时時点點个個次人名位种種倍元岁歲天条條]
+\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|dozen|half|once)\b
+\b(?:twice|hundred|thousand|million|billion|january|february|march|april|june)\b
+\b(?:july|august|september|october|november|december)\b"""
+LIST_PHRASES = r"""\bwhat are\b|\bwhich\b.*\bare\b|\blist\b|\bsteps\b
+\bhow (?:do|can|to)\b|哪些|哪[几幾]|[几幾][种種个個点點步]|步骤|步驟|列[出举舉]|包[括含]"""
+FINISH_REASONS = {          # lower case; whatever else servers say means stop
+    "length": "length", "max_tokens": "length", "max_output_tokens": "length",
+    "model_length": "length", "content_filter": "content_filter",
+    "safety": "content_filter", "recitation": "content_filter",
+    "sensitive": "content_filter", "error": "error", "network_error": "error",
+    "insufficient_system_resource": "error",
+}
+HEAVY_FOLDERS = {           # not walked into unless named; lower case -> why
+    **dict.fromkeys((".git", ".hg", ".svn", ".bzr", "cvs"), "version history"),
+    **dict.fromkeys(("node_modules", "bower_components", "jspm_packages", ".eggs",
+                     "site-packages"), "installed packages"),
+    **dict.fromkeys((".venv", "venv", "virtualenv"), "a virtual environment"),
+    **dict.fromkeys(("build", "dist", "target", "_build", ".next", ".nuxt", "htmlcov"),
+                    "build output"),
+    **dict.fromkeys(("__pycache__", ".cache", ".gradle", ".tox", ".nox", ".mypy_cache",
+                     ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".terraform",
+                     ".hypothesis"), "a cache"),
+    ".lightrag": "the knowledge base itself",
+}
+FOLDER_MARKS = {            # a file that says what its folder is, whatever its name
+    "pyvenv.cfg": "a virtual environment",
+    "CACHEDIR.TAG": "a cache",
+}
+BINARY_SUFFIXES = {         # no text in them; others are found out by their NULs
+    "image": ".png .jpg .jpeg .gif .bmp .ico .icns .webp .tif .tiff .heic .avif .psd",
+    "audio": ".mp3 .wav .ogg .oga .flac .m4a .aac .wma .mid .midi .opus",
+    "video": ".mp4 .mov .avi .mkv .webm .wmv .flv .m4v .mpg .mpeg",
+    "archive": ".zip .gz .tgz .bz2 .tbz2 .xz .txz .zst .lz4 .7z .rar .tar .jar .war"
+               " .whl .egg .deb .rpm .dmg .iso .cab .apk .msi .gem",
+    "program": ".exe .dll .so .dylib .o .obj .a .lib .pyc .pyo .pyd .class .wasm .bin"
+               " .node .mo",
+    "font": ".ttf .otf .woff .woff2 .eot",
+    "database": ".db .sqlite .sqlite3 .mdb .accdb .parquet .feather .arrow .orc .h5"
+                " .hdf5",
+    "data": ".pkl .pickle .npy .npz .pt .pth .onnx .safetensors .gguf",
+    "old Office format": ".doc .xls .ppt",
+}
+# What a file may be called when it holds keys or passwords, in the language of ignore
+# files: the last rule that fits decides, ! makes an exception.  Code and pages about
+# credentials are wanted; files that hold some are not.
+SECRET_RULES = """
+    credentials* *credentials *credentials.* client_secret* secrets secrets.*
+    *-secrets.* *_secrets.* secret.* password.* passwords.* service-account*.json
+    service_account*.json *serviceaccount*.json
+    !*credentials*.py !*credentials*.[cjt]s !*credentials*.[jt]sx !*credentials*.[ch]
+    !*credentials*.[ch]pp !*credentials*.java !*credentials*.go !*credentials*.r[bs]
+    !*.html !*.htm !*.rst
+    *.env .env* *.pem *.key *.p12 *.pfx *.p8 *.jks *.keystore *.ppk *.kdb *.kdbx *.ovpn
+    *.tfvars *.tfstate *.tfstate.* id_rsa* id_dsa* id_ecdsa* id_ed25519* !id_*.pub
+    .netrc _netrc .pgpass pgpass.conf .my.cnf .npmrc .pypirc .git-credentials .dockercfg
+    .htpasswd .vault-token .s3cfg .boto kubeconfig .*_history
+    .aws/ .ssh/ .gnupg/ .kube/ .azure/ .gcloud/ .password-store/ .git/
+    !*.example !*.sample !*.template !*.tmpl !*.dist !.env.example.* !.env.*.example
+    !credentials.example.* !credentials.sample.* !secrets.example.* !secrets.sample.*
+"""
+SECRET_QUERY = re.compile("(?i)key|token|secret|pass|pwd|sig|auth|cred|session|^code$")
+# Services of clouds that hand out credentials to whoever asks, beside link-local ones.
+METADATA_HOSTS = """
+metadata metadata.google.internal instance-data instance-data.ec2.internal
+100.100.100.200 192.0.0.192 168.63.129.16 fd00:ec2::254
+"""
+# What can be text; octet-stream is what many servers call files they do not know.
+TEXT_TYPES = re.compile(
+    r"text/.+|application/(?:.+\+(?:json|xml|zip|yaml)|json|jsonl|ndjson|x-ndjson|xml"
+    r"|x?html|yaml|x-yaml|toml|markdown|javascript|x-javascript|typescript|sql|rtf"
+    r"|x-(?:python|python-code|sh|shellscript|httpd-php|ruby|perl|tex|latex|ipynb)|pdf"
+    r"|octet-stream|vnd\.openxmlformats-officedocument\..+|x-pdf)"
+)
+
+
+# =============================================================================
+# 3. Errors -- one base class; what the caller does next decides the class [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -533,8 +545,8 @@ class StorageError(LightragError):
 
 
 # =============================================================================
-# 3. Text -- normalise, and the tokens of documents and questions [pure]
-#    Uses: Settings
+# 4. Text -- normalise, and the tokens of documents and questions [pure]
+#    Uses: Settings, Lists
 # =============================================================================
 
 # One tokeniser serves documents and questions, so that what is written is what is
@@ -806,7 +818,7 @@ def language(text):
 
 
 # =============================================================================
-# 4. Prose -- sentences, token estimate, text made safe to show [pure]
+# 5. Prose -- sentences, token estimate, text made safe to show [pure]
 #    Uses: Settings
 # =============================================================================
 
@@ -943,7 +955,7 @@ def _escape(match):
 
 
 # =============================================================================
-# 5. Outline -- where headings and fences begin and end [pure]
+# 6. Outline -- where headings and fences begin and end [pure]
 #    Uses: Settings
 # =============================================================================
 
@@ -1165,7 +1177,7 @@ def plain_title(title):
 
 
 # =============================================================================
-# 6. Languages -- how families of languages are written [pure]
+# 7. Languages -- how families of languages are written [pure]
 #    Uses: Settings
 # =============================================================================
 
@@ -1410,7 +1422,7 @@ def syntax_of(text):
 
 
 # =============================================================================
-# 7. Definitions -- where the definitions of code begin and end [pure]
+# 8. Definitions -- where the definitions of code begin and end [pure]
 #    Uses: Settings, Outline, Languages
 # =============================================================================
 
@@ -1687,7 +1699,7 @@ def indent_of(text, start, end):
 
 
 # =============================================================================
-# 8. Windows -- spans of bounded length that end well [pure]
+# 9. Windows -- spans of bounded length that end well [pure]
 #    Uses: Settings, Outline
 # =============================================================================
 
@@ -1802,7 +1814,7 @@ def _tears(text, low, place):
 
 
 # =============================================================================
-# 9. Chunks -- cut a document into passages that keep their offsets [pure]
+# 10. Chunks -- cut a document into passages that keep their offsets [pure]
 #    Uses: Settings, Errors, Prose, Outline, Definitions, Windows
 # =============================================================================
 
@@ -2075,7 +2087,7 @@ CHUNKER_OF_KIND = {
 
 
 # =============================================================================
-# 10. Sealed -- bytes under checksums, read block by block [pure]
+# 11. Sealed -- bytes under checksums, read block by block [pure]
 #    Uses: Settings, Errors
 # =============================================================================
 
@@ -2140,7 +2152,7 @@ class Sealed:
 
 
 # =============================================================================
-# 11. Segments -- postings as immutable bytes, in memory or mapped [pure]
+# 12. Segments -- postings as immutable bytes, in memory or mapped [pure]
 #    Uses: Settings, Errors, Text, Sealed
 # =============================================================================
 
@@ -2448,7 +2460,7 @@ class Segment(Sealed):
 
 
 # =============================================================================
-# 12. Ranking -- BM25F over segments, and the best k [pure]
+# 13. Ranking -- BM25F over segments, and the best k [pure]
 #    Uses: Settings, Text, Segments
 # =============================================================================
 
@@ -2765,13 +2777,13 @@ def look_up(scores, segment, term, weight):
 
 
 # =============================================================================
-# 13. Markup -- HTML and XML to text [pure]
+# 14. Markup -- HTML and XML to text [pure]
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 14. Documents -- bytes to title, kind and text [pure]
+# 15. Documents -- bytes to title, kind and text [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -2816,7 +2828,7 @@ def read_document(data, name, content_type="", charset=""):
 
 
 # =============================================================================
-# 15. Excerpts -- what of a hit can be shown: sentences, rows, lines of code [pure]
+# 16. Excerpts -- what of a hit can be shown: sentences, rows, lines of code [pure]
 #    Uses: Settings, Text, Prose, Outline, Ranking
 # =============================================================================
 
@@ -3009,8 +3021,8 @@ def _is_open(text):
 
 
 # =============================================================================
-# 16. Answers -- numbered sources, extractive answers, refusals [pure]
-#    Uses: Settings, Text, Prose, Ranking, Excerpts
+# 17. Answers -- numbered sources, extractive answers, refusals [pure]
+#    Uses: Settings, Lists, Text, Prose, Ranking, Excerpts
 # =============================================================================
 
 # Without a model an answer is an extract: up to three sentences of the hits, word for
@@ -3222,7 +3234,7 @@ def narrow(hit, start, end):
 
 
 # =============================================================================
-# 17. Protocol -- the OpenAI wire format: messages, calls, requests, errors [pure]
+# 18. Protocol -- the OpenAI wire format: messages, calls, requests, errors [pure]
 #    Uses: Settings, Prose
 # =============================================================================
 
@@ -3490,7 +3502,7 @@ def _wire_name(name):
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64] or "unknown"
 
 # =============================================================================
-# 18. Stream -- server-sent events, and thoughts in the text, cut anywhere [pure]
+# 19. Stream -- server-sent events, and thoughts in the text, cut anywhere [pure]
 #    Uses: Settings
 # =============================================================================
 
@@ -3649,8 +3661,8 @@ def _hold_back(text):
 
 
 # =============================================================================
-# 19. Deltas -- what the chunks of one answer add up to [pure]
-#    Uses: Settings, Errors, Prose, Protocol, Stream
+# 20. Deltas -- what the chunks of one answer add up to [pure]
+#    Uses: Settings, Lists, Errors, Prose, Protocol, Stream
 # =============================================================================
 
 # Servers differ here more than anywhere else.  Fragments of a call are told apart by
@@ -3903,7 +3915,7 @@ def _chunk_of(event, data):
 
 
 # =============================================================================
-# 20. Permissions -- (rules, call) to allow, ask or deny [pure]
+# 21. Permissions -- (rules, call) to allow, ask or deny [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -4012,8 +4024,8 @@ def with_rule(config, project, rule):
 
 
 # =============================================================================
-# 21. Paths -- ignore rules, secret names, confinement below a root [pure]
-#    Uses: Settings, Errors
+# 22. Paths -- ignore rules, secret names, confinement below a root [pure]
+#    Uses: Settings, Lists, Errors
 # =============================================================================
 
 # Everything that can be decided about a path from its letters alone.  An ignore file
@@ -4260,8 +4272,8 @@ def _names(path, flavour):
 
 
 # =============================================================================
-# 22. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
-#    Uses: Settings, Errors
+# 23. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
+#    Uses: Settings, Lists, Errors
 # =============================================================================
 
 def shown_url(url):
@@ -4424,7 +4436,7 @@ def masked(text, secrets):
 
 
 # =============================================================================
-# 23. Files -- reading, atomic writes and locks
+# 24. Files -- reading, atomic writes and locks
 #    Uses: Settings, Errors
 # =============================================================================
 
@@ -4717,8 +4729,8 @@ def make_home(home):
 
 
 # =============================================================================
-# 24. Folders -- walking, the home of a knowledge base, configuration
-#    Uses: Settings, Errors, Prose, Paths, Files
+# 25. Folders -- walking, the home of a knowledge base, configuration
+#    Uses: Settings, Lists, Errors, Prose, Paths, Files
 # =============================================================================
 
 # One walk decides what a folder gives: it prunes early, follows no link out of the
@@ -5036,7 +5048,7 @@ def change_config(environ, change):
 
 
 # =============================================================================
-# 25. Network -- how this machine reaches others: proxies and certificates
+# 26. Network -- how this machine reaches others: proxies and certificates
 #    Uses: Settings, Errors, Addresses
 # =============================================================================
 
@@ -5141,7 +5153,7 @@ def tls_context(network):
 
 
 # =============================================================================
-# 26. Http -- the only section that opens connections
+# 27. Http -- the only section that opens connections
 #    Uses: Settings, Errors, Addresses, Network
 # =============================================================================
 
@@ -5490,8 +5502,8 @@ def _network_error(error, url, limits, variable):
 
 
 # =============================================================================
-# 27. Pages -- one web page, its redirects checked at every step
-#    Uses: Settings, Errors, Addresses, Network, Http
+# 28. Pages -- one web page, its redirects checked at every step
+#    Uses: Settings, Lists, Errors, Addresses, Network, Http
 # =============================================================================
 
 class Page(NamedTuple):
@@ -5576,8 +5588,8 @@ def _page(reply):
 
 
 # =============================================================================
-# 28. Sources -- path, folder, glob, URL or standard input to raw documents
-#    Uses: Settings, Errors, Prose, Documents, Paths, Addresses, Files, Folders, Pages
+# 29. Sources -- path, folder, glob, URL or standard input to raw documents
+#    Uses: Settings, Lists, Errors, Prose, Documents, Paths, Addresses, Files, Folders, Pages
 # =============================================================================
 
 # First a plan, which names every source and opens none; after the yes, the bytes.  What
@@ -5876,7 +5888,7 @@ def _run_on(data, command, timeout_s):
 
 
 # =============================================================================
-# 29. Format -- the bytes of knowledge.json, a document a line [pure]
+# 30. Format -- the bytes of knowledge.json, a document a line [pure]
 #    Uses: Settings, Errors, Chunks, Documents
 # =============================================================================
 
@@ -5988,7 +6000,7 @@ def line_digest(line):
 
 
 # =============================================================================
-# 30. Store -- knowledge.json, and the index derived from it
+# 31. Store -- knowledge.json, and the index derived from it
 #    Uses: Settings, Errors, Chunks, Sealed, Segments, Ranking, Files, Format
 # =============================================================================
 
@@ -6324,7 +6336,7 @@ def mapped(path):
 
 
 # =============================================================================
-# 31. Knowledge -- the documents and their index
+# 32. Knowledge -- the documents and their index
 #    Uses: Settings, Errors, Chunks, Sealed, Ranking, Documents, Files, Folders, Store
 # =============================================================================
 
@@ -6638,7 +6650,7 @@ def root_of(home):
 
 
 # =============================================================================
-# 32. Ingest -- plan, ask, add, sync and remove
+# 33. Ingest -- plan, ask, add, sync and remove
 #    Uses: Settings, Errors, Prose, Chunks, Documents, Folders, Sources, Knowledge
 # =============================================================================
 
@@ -6852,13 +6864,13 @@ def missing_anchor(knowledge, source):
 
 
 # =============================================================================
-# 33. Memory -- long-term facts and the working memory
+# 34. Memory -- long-term facts and the working memory
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 34. Model -- chat completions: retries, what a server takes, errors as sentences
+# 35. Model -- chat completions: retries, what a server takes, errors as sentences
 #    Uses: Settings, Errors, Prose, Protocol, Deltas, Addresses, Network, Http
 # =============================================================================
 
@@ -7182,19 +7194,19 @@ def retry_wait_s(headers, number, now_s, chance=None):
 
 
 # =============================================================================
-# 35. Tools -- a table of what the agent can do
+# 36. Tools -- a table of what the agent can do
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 36. Agent -- the loop; yields events, never prints
+# 37. Agent -- the loop; yields events, never prints
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 37. Console -- printing, asking and progress under any encoding
+# 38. Console -- printing, asking and progress under any encoding
 #    Uses: Settings, Prose
 # =============================================================================
 
@@ -7406,7 +7418,7 @@ def fit(text, columns):
 
 
 # =============================================================================
-# 38. Consent -- ask once, and remember what the user wants remembered
+# 39. Consent -- ask once, and remember what the user wants remembered
 #    Uses: Settings, Prose, Permissions, Folders
 # =============================================================================
 
@@ -7521,7 +7533,7 @@ class Consent:
 
 
 # =============================================================================
-# 39. Arguments -- the words of a command line to a command and its options [pure]
+# 40. Arguments -- the words of a command line to a command and its options [pure]
 #    Uses: Errors, Prose
 # =============================================================================
 
@@ -7686,7 +7698,7 @@ def _option_rows(options):
 
 
 # =============================================================================
-# 40. Intake -- the commands that add, sync and remove
+# 41. Intake -- the commands that add, sync and remove
 #    Uses: Errors, Prose, Folders, Sources, Knowledge, Ingest, Consent, Arguments
 # =============================================================================
 
@@ -7873,7 +7885,7 @@ def report_json(report):
 
 
 # =============================================================================
-# 41. Asking -- the commands that list, show, search and ask
+# 42. Asking -- the commands that list, show, search and ask
 #    Uses: Settings, Errors, Prose, Answers, Ingest, Intake
 # =============================================================================
 
@@ -8138,7 +8150,7 @@ class Talk:
 
 
 # =============================================================================
-# 42. Prompt -- the interactive prompt
+# 43. Prompt -- the interactive prompt
 #    Uses: Settings, Errors, Prose, Console, Arguments
 # =============================================================================
 
@@ -8348,7 +8360,7 @@ def mend(line, encoding):
 
 
 # =============================================================================
-# 43. Command line -- the table of commands, and main
+# 44. Command line -- the table of commands, and main
 #    Uses: Settings, Errors, Chunks, Folders, Console, Arguments, Intake, Asking, Prompt
 # =============================================================================
 
