@@ -243,6 +243,13 @@ FETCH_TOTAL_S = 60          # a page with all its redirects, however slowly it d
 PAGE_BYTES_MAX = 2 * 2**20  # after decompression
 REDIRECTS_MAX = 5
 REDIRECTS = (301, 302, 303, 307, 308)
+# What can be text; octet-stream is what many servers call files they do not know.
+TEXT_TYPES = re.compile(
+    r"text/.+|application/(?:.+\+(?:json|xml|zip|yaml)|json|jsonl|ndjson|x-ndjson|xml"
+    r"|x?html|yaml|x-yaml|toml|markdown|javascript|x-javascript|typescript|sql|rtf"
+    r"|x-(?:python|python-code|sh|shellscript|httpd-php|ruby|perl|tex|latex|ipynb)|pdf"
+    r"|octet-stream|vnd\.openxmlformats-officedocument\..+|x-pdf)"
+)
 PAGE_HEADERS = {
     "User-Agent": "lightrag.py/" + __version__,
     "Accept": "text/html, text/*, application/xhtml+xml, */*;q=0.5",
@@ -449,13 +456,6 @@ METADATA_HOSTS = """
 metadata metadata.google.internal instance-data instance-data.ec2.internal
 100.100.100.200 192.0.0.192 168.63.129.16 fd00:ec2::254
 """
-# What can be text; octet-stream is what many servers call files they do not know.
-TEXT_TYPES = re.compile(
-    r"text/.+|application/(?:.+\+(?:json|xml|zip|yaml)|json|jsonl|ndjson|x-ndjson|xml"
-    r"|x?html|yaml|x-yaml|toml|markdown|javascript|x-javascript|typescript|sql|rtf"
-    r"|x-(?:python|python-code|sh|shellscript|httpd-php|ruby|perl|tex|latex|ipynb)|pdf"
-    r"|octet-stream|vnd\.openxmlformats-officedocument\..+|x-pdf)"
-)
 
 
 # =============================================================================
@@ -5503,7 +5503,7 @@ def _network_error(error, url, limits, variable):
 
 # =============================================================================
 # 28. Pages -- one web page, its redirects checked at every step
-#    Uses: Settings, Lists, Errors, Addresses, Network, Http
+#    Uses: Settings, Errors, Addresses, Network, Http
 # =============================================================================
 
 class Page(NamedTuple):
