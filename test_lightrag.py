@@ -12,6 +12,7 @@ import doctest
 import email.utils
 import errno
 import gzip
+import hashlib
 import http.server
 import importlib.util
 import io
@@ -4583,6 +4584,105 @@ class Test30Store(unittest.TestCase):
 # =============================================================================
 # 32. Ingest
 # =============================================================================
+
+class Test31Ingest(unittest.TestCase):
+    """What a plan becomes in the knowledge base, and what a later sync makes of it."""
+
+    def setUp(self):
+        self.root = os.path.realpath(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.root, ignore_errors=True)
+        self.home = os.path.join(self.root, ".lightrag")
+
+    def make(self, name, data=b"text"):
+        """Write one file below the root."""
+        path = os.path.join(self.root, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(data)
+
+    def ingest(self, knowledge, **options):
+        return lr.Ingest(knowledge, lambda address: False, **options)
+
+    def add(self, *arguments, **options):
+        """Add from a fresh start, as one command does; -> (Report, Knowledge)."""
+        knowledge = lr.Knowledge(self.home)
+        plan = lr.plan_sources(arguments, self.root, self.root)
+        return self.ingest(knowledge, **options).add(plan), knowledge
+
+    def sync(self):
+        knowledge = lr.Knowledge(self.home)
+        return self.ingest(knowledge).sync(lr.plan_sync(knowledge)), knowledge
+
+    def test_what_its_bytes_betray_is_skipped(self):
+        self.make("a.md")
+        self.make("b.txt", b"text\0\1\2\3\4\5\6\7\x0e\x0f")
+        self.make("c.txt", b"-----BEGIN PRIVATE KEY-----\nMIIE")
+        report, knowledge = self.add(".", "b.txt")
+        self.assertEqual(report.added, ["a.md"])
+        self.assertEqual(report.failed, [])
+        self.assertEqual([source for source, _ in report.skipped[-2:]], ["b.txt", "c.txt"])
+        self.assertEqual(list(knowledge.documents), ["a.md"])
+
+    def test_BM_3_a_source_named_twice_and_changed(self):
+        self.make("a.md", b"on Monday")
+        for argument in ("a.md", "./a.md", os.path.join(self.root, "a.md")):
+            _, knowledge = self.add(argument)
+            self.assertEqual(list(knowledge.documents), ["a.md"])
+        self.make("a.md", b"on Friday")
+        report, knowledge = self.add("a.md")
+        self.assertEqual(report.updated, ["a.md"])
+        self.assertEqual(knowledge.search("Monday"), [])
+        self.assertEqual(len(knowledge.search("Friday")), 1)
+
+    def test_sync_finds_what_is_new_below_folders_and_globs(self):
+        self.make("notes/a.md")
+        self.make("we[i]rd/b.md")
+        knowledge = lr.Knowledge(self.home)
+        weird = os.path.join(self.root, "we[i]rd")
+        for plan in (lr.plan_sources(["notes"], self.root, self.root),
+                     lr.plan_sources(["*.md"], self.root, weird)):
+            self.ingest(knowledge).add(plan)
+        self.make("notes/c.md")
+        self.make("notes/.env")
+        self.make("we[i]rd/d.md")
+        self.make("we[i]rd/e.txt")
+        report, _ = self.sync()
+        self.assertEqual(report.added, ["notes/c.md", "we[i]rd/d.md"])
+
+    def test_standard_input_outlives_a_sync(self):
+        report, _ = self.add("-", stdin=io.BytesIO(b"spoken once"))
+        self.assertEqual(report.added, ["-"])
+        report, knowledge = self.sync()
+        self.assertEqual((report.removed, report.failed), ([], []))
+        self.assertEqual(list(knowledge.documents), ["-"])
+
+    def test_TXT_4_a_name_that_is_not_utf_8(self):
+        name = os.fsdecode(b"caf\xe9.md")
+        try:
+            self.make(name, b"one espresso")
+        except (OSError, UnicodeError) as error:
+            self.skipTest(f"this file system refuses such names: {error}")
+        self.assertEqual(self.add(".")[0].added, ["caf\\xe9.md"])
+        with open(os.path.join(self.home, "knowledge.json"), encoding="utf-8") as file:
+            self.assertNotIn("\\ud", file.read())
+        self.make(name, b"two espressi")
+        report, _ = self.sync()
+        self.assertEqual((report.updated, report.removed), (["caf\\xe9.md"], []))
+        os.unlink(os.path.join(self.root, name))
+        self.make("other.md")
+        self.assertEqual(self.sync()[0].removed, ["caf\\xe9.md"])
+
+    def test_the_digest_of_a_pdf_is_that_of_the_file(self):
+        if not shutil.which("pdftotext"):
+            self.skipTest("pdftotext (poppler-utils) is not installed")
+        data = small_pdf((72, 700, "orion listens"))
+        self.make("a.pdf", data)
+        report, knowledge = self.add("a.pdf")
+        document = knowledge.get("a.pdf")
+        self.assertEqual(report.added, ["a.pdf"])
+        self.assertIn("orion listens", document.text)
+        self.assertEqual(document.sha256, hashlib.sha256(data).hexdigest())
+        self.assertEqual(self.add("a.pdf")[0].unchanged, ["a.pdf"])
 
 
 # =============================================================================
