@@ -5589,7 +5589,7 @@ def _page(reply):
 
 # =============================================================================
 # 29. Sources -- path, folder, glob, URL or standard input to raw documents
-#    Uses: Settings, Lists, Errors, Prose, Documents, Paths, Addresses, Files, Folders, Pages
+#    Uses: Settings, Lists, Errors, Documents, Paths, Addresses, Files, Folders, Pages
 # =============================================================================
 
 # First a plan, which names every source and opens none; after the yes, the bytes.  What
@@ -5672,7 +5672,7 @@ def page_address(address):
     from urllib.parse import urlsplit
 
     wire_url(address)
-    if CONTROL.search(address) or "\n" in address or "\t" in address:
+    if re.search(r"[\x00-\x1f\x7f-\x9f]", address):
         raise SourceError("a web address holds no control characters")
     parts = urlsplit(address.strip())
     host = parts.netloc.rpartition("@")[2].lower()
