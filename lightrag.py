@@ -2839,21 +2839,24 @@ def read_document(data, name, content_type="", charset=""):
 
 LINE_KINDS = {"code", "csv", "json", "yaml", "toml"}    # a line says one thing
 VISIBLE_LINE = re.compile(r"^[ \t]*\S.*$", re.MULTILINE)
+DEFINING_WORDS = (
+    "def|class|function|func|fn|fun|interface|struct|enum|trait|impl|module|type|sub"
+    "|proc"
+)
+# What a piece is, by how it looks; the first that matches counts.  `re` compiles these
+# when the first question is asked, not at start.
 PROSE_PIECES = (
-    ("heading", re.compile(r"#{1,6}\s")),
-    ("rule", re.compile(r"[-=~*_+|: \t]+$")),           # of a table, below a heading
-    ("row", re.compile(r"\||.*\S \| \S")),
-    ("item", re.compile(r"[-*+•]\s|\d{1,3}[.)、]")),
-    ("lead", re.compile(r"(?s:.*[:：?？])$|[ -~]{1,11}$|.{1,6}$")),   # a fragment, too
+    ("heading", r"#{1,6}\s"),
+    ("rule", r"[-=~*_+|: \t]+$"),           # of a table, or below a heading
+    ("row", r"\||.*\S \| \S"),
+    ("item", r"[-*+•]\s|\d{1,3}[.)、]"),
+    ("lead", r"(?s:.*[:：?？])$|[ -~]{1,11}$|.{1,6}$"),     # or a fragment
 )
 CODE_PIECES = (
-    ("fence", re.compile(r"```|~~~|\"\"\"$|'''$")),
-    ("names", re.compile(r"(?:from \S+ )?import\b|#\s*include\b|use |using |__all__")),
-    ("comment", re.compile(r"#|//|--|/?\*|;|@\w")),     # or a decorator
-    ("signature", re.compile(
-        r"(?:[\w.*&<>\[\]]+[ \t]+)*(?:def|class|function|func|fn|fun|interface|struct"
-        r"|enum|trait|impl|module|type|sub|proc)[ \t]+[\w(]"
-    )),
+    ("fence", r"```|~~~|\"\"\"$|'''$"),
+    ("names", r"(?:from \S+ )?import\b|#\s*include\b|use |using |__all__"),
+    ("comment", r"#|//|--|/?\*|;|@\w"),     # or a decorator
+    ("signature", r"(?:[\w.*&<>\[\]]+[ \t]+)*(?:" + DEFINING_WORDS + r")[ \t]+[\w(]"),
 )
 NEVER = re.compile(r"(?!)")
 RUNS = {"item", "row", "code"}      # a lead-in takes all of these along, else one
@@ -2915,7 +2918,7 @@ def _pieces_between(text, start, end, as_lines, in_code):
     for whole in spans:
         for a, b in _cut_long(text, *whole):
             bare = text[a:b].strip()
-            yield next((what for what, rule in rules if rule.match(bare)), other), a, b
+            yield next((w for w, rule in rules if re.match(rule, bare)), other), a, b
 
 
 def _cut_long(text, start, end):
@@ -3032,11 +3035,10 @@ def _is_open(text):
 # they cover less than ANSWER_COVERAGE_MIN, the documents do not answer.  The figure
 # was chosen on question sets, see notes/answers.md.
 
-ANSWER_KINDS = [        # (what asks for it, what it looks like)
-    tuple(re.compile("|".join(rows.split("\n")), re.IGNORECASE) for rows in pair)
-    for pair in ((QUANTITY_PHRASES, QUANTITY_SIGNS),
-                 (LIST_PHRASES, r"\n[ \t]*(?:[-*+•]|\d{1,3}[.)、])\s"))
-]
+ANSWER_KINDS = (        # (what asks for it, what it looks like)
+    (QUANTITY_PHRASES, QUANTITY_SIGNS),
+    (LIST_PHRASES, r"\n[ \t]*(?:[-*+•]|\d{1,3}[.)、])\s"),
+)
 LIGHT_WORDS = frozenset(map(stem, ASKING_WORDS.split()))
 LABELS = {      # English, Chinese
     "refusal": ("The documents do not answer this.", "文档中没有这个问题的答案。"),
@@ -3105,7 +3107,8 @@ def source_line(citation, question):
 def best_excerpts(question, hits, idf):
     """Return (coverage, excerpts): the one to three that answer best, best first."""
     words = weighted_words(question, idf)
-    looks = [look for asks, look in ANSWER_KINDS if asks.search(question)]
+    looks = [_any_row(look) for asks, look in ANSWER_KINDS
+             if _any_row(asks).search(question)]
     candidates = []
     for place, hit in enumerate(hits):
         for excerpt in excerpts_of(hit):
@@ -3120,6 +3123,10 @@ def best_excerpts(question, hits, idf):
     if not candidates:
         return 0.0, []
     return _choose(candidates)
+
+
+def _any_row(patterns):
+    return re.compile(patterns.replace("\n", "|"), re.IGNORECASE)
 
 
 def _choose(candidates):
