@@ -6373,10 +6373,11 @@ def in_scope(source, scopes):
 class Knowledge:
     """The documents of one project and the index over them.
 
-    home  str, the folder that holds knowledge.json (made on the first save), or None
-          for a knowledge base that lives in memory and finds exactly the same
-    root  str, what relative sources are relative to; else the parent of a .lightrag,
-          or the current folder
+    home    str, the folder that holds knowledge.json (made on the first save), or None
+            for a knowledge base that lives in memory and finds exactly the same
+    root    str, what relative sources are relative to; else the parent of a .lightrag,
+            or the current folder
+    notify  callable(sentence), told what the user should know; notices keeps it
 
     >>> base = Knowledge(None)
     >>> base.add_text("The threshold is 4000 characters.", source="a.txt")
@@ -6385,10 +6386,10 @@ class Knowledge:
     ['a.txt']
     """
 
-    def __init__(self, home=None, root=None, clock=time.time):
+    def __init__(self, home=None, root=None, clock=time.time, notify=None):
         self.home = os.path.abspath(home) if home else None
         self.root = root or root_of(self.home)
-        self.notices = []       # sentences for the user, in order
+        self.notices, self._notify = [], notify     # sentences for the user, in order
         self.damaged = ""       # where a damaged file was kept, this time
         self._clock = clock
         self._changes = {}      # source -> Document, or None when removed
@@ -6432,11 +6433,16 @@ class Knowledge:
 
     def _set_aside(self, reason):
         self.damaged = keep_aside(self.path)
-        self.notices.append(
+        self._notice(
             f"{self.path} is damaged ({reason}): kept as "
             f"{os.path.basename(self.damaged)}; add your sources again, or mend that "
             "file and put it back"
         )
+
+    def _notice(self, sentence):
+        self.notices.append(sentence)
+        if self._notify:
+            self._notify(sentence)
 
     @property
     def documents(self):
@@ -6524,7 +6530,7 @@ class Knowledge:
                 if stamp_of(self.path) == base.stamp:
                     write_index(base)
         except StorageError as error:
-            self.notices.append(f"the index is built anew each time: {error}")
+            self._notice(f"the index is built anew each time: {error}")
         base.kept = True
 
     def _hit(self, rank, score, document, i):
@@ -6645,7 +6651,7 @@ class Knowledge:
             try:
                 write_index(self._base)
             except StorageError as error:
-                self.notices.append(f"the index is built anew each time: {error}")
+                self._notice(f"the index is built anew each time: {error}")
         self._changes, self._root_changes, self._catalogue = {}, {}, None
 
 
@@ -7426,7 +7432,7 @@ def fit(text, columns):
 
 # =============================================================================
 # 39. Consent -- ask once, and remember what the user wants remembered
-#    Uses: Settings, Prose, Permissions, Folders
+#    Uses: Settings, Prose, Permissions, Folders, Ingest
 # =============================================================================
 
 # Nothing enters and nothing leaves without a yes.  A rule answers for the user, else
@@ -7509,11 +7515,10 @@ class Consent:
 
     def _ask(self, rules):
         """Show what `a` and `p` would cover, and ask; -> one of MEANINGS, or no."""
-        covered = [one_line(str(rule), NAMED_CHARS_MAX) for rule in rules]
-        if covered:
-            self.console.note("a (this session) and p (this project, for good) allow "
-                              + ", ".join(covered))
-        keys = "[y/N/a/p]" if covered else "[y/N]"
+        if rules:
+            covered = first_few([str(rule) for rule in rules])
+            self.console.note(f"a (this session) and p (this project) allow {covered}")
+        keys = "[y/N/a/p]" if rules else "[y/N]"
         return MEANINGS.get(self.console.ask(f"Go ahead? {keys}"), "no")
 
     def _keep(self, rules):
@@ -7715,11 +7720,9 @@ def _option_rows(options):
 
 
 def open_knowledge(options, console):
-    """Open the knowledge base that the options name, and pass its notices on."""
-    knowledge = Knowledge(options.home or find_home(options.cwd))
-    for notice in knowledge.notices:
-        console.note(("warn", notice))
-    return knowledge
+    """Open the knowledge base that the options name."""
+    home = options.home or find_home(options.cwd)
+    return Knowledge(home, notify=lambda notice: console.note(("warn", notice)))
 
 
 def open_consent(options, console, knowledge):
@@ -7777,7 +7780,7 @@ def permit(plan, knowledge, consent, dry_run):
         return plan, f"a rule denies {first_few(list(denied))}"
     if dry_run or not candidates:
         return plan, ""
-    question = f"Add {describe_plan(plan, knowledge.documents)}"
+    question = f"Add {describe_plan(plan, set(knowledge.sources))}"
     calls = [names[candidate.source] for candidate in candidates]
     return plan, consent.refusal("rag_add", calls, question, patterns_of(plan, root))
 
@@ -7816,7 +7819,7 @@ def remove_command(options, console):
     scopes = scopes_of(options.words, knowledge, options.cwd)
     ingest = Ingest(knowledge, lambda address: False, dry_run=options.dry_run)
     report = ingest.remove(scopes)
-    failed = [(s, missing(s, knowledge.documents)) for s, _ in report.failed]
+    failed = [(s, missing(s, knowledge.sources)) for s, _ in report.failed]
     code = show_report(report._replace(failed=failed), options, console)
     return NotFoundError.exit_code if failed else code
 
@@ -7824,22 +7827,22 @@ def remove_command(options, console):
 def scopes_of(words, knowledge, cwd):
     """Return sources, folders and globs by their names in the knowledge base."""
     root = os.path.realpath(knowledge.root)
-    return [scope_of(word, knowledge.documents, root, cwd) for word in words]
+    return [scope_of(word, knowledge.sources, root, cwd) for word in words]
 
 
-def scope_of(word, documents, root, cwd):
+def scope_of(word, sources, root, cwd):
     """Return the name of one: what stands here goes before what is listed so."""
     if is_address(word):
-        return word
+        return page_address(word)
     path = os.path.realpath(os.path.join(cwd, word))
     name = source_name(path, root)
-    listed = word in documents and name not in documents
+    listed = word in sources and name not in sources
     return word if listed and not os.path.lexists(path) else name
 
 
-def missing(source, documents):
+def missing(source, sources):
     """Return the sentence about a source that is not there."""
-    near = nearest(source, documents)
+    near = nearest(source, sources)
     return "not in the knowledge base" + (f"; did you mean {near}?" if near else "")
 
 
@@ -7961,7 +7964,7 @@ def show_command(options, console):
     [source] = scopes_of(options.words, knowledge, options.cwd)
     document = knowledge.get(source)
     if document is None:
-        reason = missing(source, knowledge.documents)
+        reason = missing(source, knowledge.sources)
         raise NotFoundError(f"{one_line(source)} is {reason}")
     if options.json:
         row = document_json(document)
@@ -8027,7 +8030,7 @@ def search_command(options, console):
         for row in explained or ():
             show_explained(row, console)
         if not hits:
-            console.note("Nothing found." if knowledge.documents else EMPTY)
+            console.note("Nothing found." if knowledge.sources else EMPTY)
     return 0 if hits else NotFoundError.exit_code
 
 
@@ -8068,7 +8071,7 @@ def ask_command(options, console):
         console.emit(answer_json(question, answer, warnings))
     else:
         show_answer(question, answer, console)
-    if not knowledge.documents:
+    if not knowledge.sources:
         console.note(EMPTY)
     return NotFoundError.exit_code if answer.refused else 0
 
@@ -8133,7 +8136,7 @@ class Talk:
         self._answer = answer_by_extract(question, knowledge, self.options)
         self._question = question
         show_answer(question, self._answer, self.console)
-        if not knowledge.documents:
+        if not knowledge.sources:
             self.console.note(EMPTY)
 
     def show_overview(self, _):
@@ -8153,7 +8156,7 @@ class Talk:
     def names(self, word):
         """Return the sources that begin with a word, for completion."""
         knowledge = open_knowledge(self.options, self.console)
-        return [source for source in knowledge.documents if source.startswith(word)]
+        return [source for source in knowledge.sources if source.startswith(word)]
 
 
 # =============================================================================
@@ -8168,7 +8171,7 @@ class Talk:
 # as Ctrl-D does.
 
 BLOCK = '"""'
-LEAVING = ("/quit", "/exit", "quit", "exit")
+LEAVING = ("/exit", "exit", "quit")     # what else people type for /quit
 
 
 class Slash(NamedTuple):
@@ -8210,7 +8213,7 @@ class Prompt:
                     self.console.note()
                     return 0
                 except KeyboardInterrupt:
-                    interrupts += 1
+                    interrupts = 1 if self._typed() else interrupts + 1
                     self._ahead.clear()
                     self.console.note("\n(Ctrl-C once more, Ctrl-D or /quit leaves)")
             return 130
@@ -8268,7 +8271,7 @@ class Prompt:
     def handle(self, text):
         """Run one text; -> whether to go on."""
         name, text = self.command_of(text), text.strip()
-        if text in LEAVING:
+        if name == "/quit" or text in LEAVING:
             return False
         try:
             if name:
@@ -8323,6 +8326,10 @@ class Prompt:
                 self._readline.write_history_file(self.history)
             except OSError:
                 pass            # a folder that cannot be written costs the history only
+
+    def _typed(self):
+        """Tell whether the line that Ctrl-C cleared held something."""
+        return bool(self._readline and self._readline.get_line_buffer())
 
     def complete(self, word, state):
         """Return completion number state of a word, as readline asks for them."""
@@ -8401,6 +8408,9 @@ def chat_command(options, console):
     kept = ("cwd", "environ", "home", "debug", "session_rules", "yes", "allow", "deny")
     handed = {name: getattr(options, name) for name in kept}
 
+    def _kept_going(function):
+        return lambda text: guard(lambda: function(text), console, options.debug)
+
     def _run(*words):
         return run_words(words, console, handed)
 
@@ -8411,7 +8421,7 @@ def chat_command(options, console):
         return lambda behind: _run(*words, "--", *filter(None, [behind]))
 
     table = {
-        "/rag": Slash(talk.show_overview, "", "what there is, and what is stale"),
+        "/rag": Slash(_kept_going(talk.show_overview), "", "what there is"),
         "/rag add": Slash(_words("add"), "SOURCE...", "add files, folders, addresses",
                           paths_like),
         "/rag remove": Slash(_words("remove"), "SOURCE...", "drop sources", talk.names),
@@ -8425,7 +8435,7 @@ def chat_command(options, console):
         "/quit": Slash(None, "", "leave"),
     }
     history = os.path.join(config_folder(options.environ), "history")
-    prompt = Prompt(console, table, talk.answer, history)
+    prompt = Prompt(console, table, _kept_going(talk.answer), history)
     if console.can_ask:
         console.note(("dim", f"lightrag {__version__}: a question, or /help"))
     return prompt.loop()
@@ -8470,11 +8480,11 @@ COMMANDS = {
 
 
 def run_words(words, console, given):
-    """Run one command line; -> exit code.  What is wrong becomes one sentence.
+    """Run one command line; -> exit code.
 
     given  dict of what is handed down: see surroundings
     """
-    try:
+    def _run():
         options = parse(words, COMMANDS, SHARED, given)
         if options.version:
             console.say(f"lightrag {__version__}")
@@ -8486,15 +8496,25 @@ def run_words(words, console, given):
         if not options.command:
             options = parse([*words, *bare_call(console)], COMMANDS, SHARED, given)
         return COMMANDS[options.command].run(options, console)
-    except BrokenPipeError:
+
+    return guard(_run, console, given["debug"], "--json" in words)
+
+
+def guard(call, console, debug, as_json=False):
+    """Return the exit code of call(); say in one sentence what goes wrong in it.
+
+    debug  bool, raise errors of this program instead, to see where they are
+    """
+    try:
+        return call()
+    except BrokenPipeError:     # nobody is left to say it to
         raise
     except Exception as error:
-        if given["debug"] and not isinstance(error, LightragError):
+        if debug and not isinstance(error, LightragError):
             raise
         known = known_error(error)
-        if "--json" in words:
-            data = {"kind": known.kind, "message": str(known)}
-            console.emit({"error": data})
+        if as_json:
+            console.emit({"error": {"kind": known.kind, "message": str(known)}})
         else:
             console.note(("warn", f"lightrag: {known}"))
         return known.exit_code

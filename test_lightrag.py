@@ -5633,6 +5633,33 @@ class Test40Intake(unittest.TestCase):
         self.assertEqual((code, len(report["added"])), (0, 2))
         self.assertFalse(os.path.exists(os.path.join(self.project.root, ".lightrag")))
 
+    def test_one_bad_source_does_not_lose_the_others(self):
+        code, report = self.project.data("add", "port.txt", "nowhere.md", "-y")
+        self.assertEqual(code, 1)
+        self.assertEqual(report["added"], ["port.txt"])
+        self.assertEqual([row["source"] for row in report["failed"]], ["nowhere.md"])
+        code, _, err = self.project.call("add", "nowhere.md", "-y")
+        self.assertEqual(code, 1)
+        self.assertEqual(err.count("\n"), 1, err)
+
+    def test_p_for_the_whole_project_covers_no_page(self):
+        with Terminal(b"p\n") as terminal:
+            self.project.call("add", ".", console=terminal.console)
+        self.project.write("new.md", "# New\n\nnew text\n")
+        self.assertEqual(self.project.call("add", "new.md")[0], 0)
+        self.assertEqual(self.project.call("add", "http://127.0.0.1:9/x")[0], 5)
+
+    def test_recut_after_a_change_of_chunker(self):
+        text = " ".join(f"This is sentence {n} of a text." for n in range(30))
+        self.project.write("notes/long.txt", text)
+        chunks = []
+        for words in (("add", "notes"), ("add", "notes", "--chunker", "sentence"),
+                      ("sync", "--recut"), ("sync",)):
+            self.assertEqual(self.project.call(*words, "-y")[0], 0)
+            chunks.append(self.project.data("list")[1]["totals"]["chunks"])
+        self.assertGreater(chunks[1], chunks[0])
+        self.assertEqual(chunks[1:], [chunks[1]] * 3)
+
     def test_remove(self):
         self.project.call("add", ".", "-y")
         code, report = self.project.data("remove", "notes/planner.md")
@@ -5753,6 +5780,15 @@ class Test41Asking(unittest.TestCase):
                 self.assertEqual(self.project.data(*words)[1]["hits"], [])
                 code, out, err = self.project.call(*words)
                 self.assertEqual((code, out, err), (3, "", "Nothing found.\n"))
+
+    def test_explain_shares_add_up_to_the_score(self):
+        data = self.project.data("search", "server port planner", "--explain")[1]
+        self.assertGreater(len(data["hits"]), 1)
+        for i, hit in enumerate(data["hits"]):
+            parts = sum(row["shares"][i] for row in data["explain"])
+            self.assertAlmostEqual(parts, hit["score"], places=2)
+        out = self.project.call("search", "server port", "--explain")[1]
+        self.assertRegex(out, r"port +in 1 chunks, idf \d")
 
     def test_ask_refuses_with_exit_3(self):
         code, data = self.project.data("ask", "Who won the football cup in 1954?")
@@ -5918,7 +5954,7 @@ class Test42Prompt(unittest.TestCase):
 
         table = {
             name: lr.Slash(lambda behind, name=name: ran.append((name, behind)), "", "")
-            for name in ("/rag", "/rag add", "/search")
+            for name in ("/rag", "/rag add", "/search", "/quit")
         }
         prompt = lr.Prompt(console, table, _asked, "")
         return prompt.loop(), ran, "\n".join(console.shown)
@@ -5930,7 +5966,7 @@ class Test42Prompt(unittest.TestCase):
             (("/rag  add   a 'b  c'",), [("/rag add", "a 'b  c'")]),
             (("/rag unknown",), [("/rag", "unknown")]), ((" /search x",), [("/search", "x")]),
             (("/usr/bin/x is what?",), ["/usr/bin/x is what?"]), (("exit", "a"), []),
-            (("quit", "a"), []), (("/quit", "a"), []),
+            (("quit", "a"), []), (("/quit", "a"), []), (("/quit now", "a"), []),
         ]
         for typed, ran in cases:
             with self.subTest(typed=typed):
@@ -5957,6 +5993,10 @@ class Test42Prompt(unittest.TestCase):
 
     def test_a_long_line(self):
         self.assertEqual(self.play("长" * 10000)[1], ["长" * 10000])
+
+    def test_bytes_of_standard_input(self):
+        console, _, _ = console_over("utf-8", stdin=b"\xd6\xd0\0\n")
+        self.assertEqual(console.binary_in.read(3), b"\xd6\xd0\0")
 
     def test_HIS_4_interrupts(self):
         stop = KeyboardInterrupt
@@ -6031,8 +6071,12 @@ class Test42Prompt(unittest.TestCase):
         screen.type("\x04")
         self.assertEqual(screen.end()[0], 0)
         screen = Screen(project, TERM="xterm")
+        for _ in range(3):      # with something typed, Ctrl-C clears and does not leave
+            screen.wait("> ")
+            screen.type("text")
+            screen.wait("text")
+            screen.wait("leaves)", key="\x03")
         screen.wait("> ")
-        screen.wait("leaves)", key="\x03")
         self.assertEqual(screen.end(key="\x03")[0], 130)
 
     def test_TRM_3_colour_codes_are_hidden_from_readline(self):
@@ -6081,6 +6125,13 @@ class Test43CommandLine(unittest.TestCase):
     def addCleanup(cls, function, *arguments):
         """Let the project of the class go with the class."""
         cls.addClassCleanup(function, *arguments)
+
+    def test_TXT_4_surrogates(self):
+        for text, wanted in (("\udcb0?", "\ufffd?"), ("\ud83c\udf78", "\U0001f378"),
+                             ("\udf78\ud83c", "\ufffd\ufffd"), ("plain 中", "plain 中")):
+            with self.subTest(text=ascii(text)):
+                self.assertEqual(lr.whole_characters(text), wanted)
+                self.assertEqual(lr.printable(text), wanted)
 
     def test_exit_codes(self):
         cases = [(("list",), 0), (("-V",), 0), (("nowhere",), 2), (("search",), 2),
