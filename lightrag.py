@@ -2934,14 +2934,17 @@ def _cut_long(text, start, end):
 def _shown(pieces, hit):
     """Drop drawn lines, make what is underlined a heading, and list items whole.
 
-    The first line of code that names what the chunk defines is its signature.
+    The first line of code that names what the chunk defines is its signature; the
+    first line of a CSV file is the head of its rows.
     """
     text, kept = hit.text, []
-    defined = hit.heading.rpartition(" > ")[2]
+    defined = hit.heading.rpartition(" > ")[2] if hit.kind == "code" else ""
     name = re.compile(rf"\b{re.escape(defined)}\b") if defined else NEVER
     for what, start, end in pieces:
         if what in ("code", "signature") and name.search(text, start, end):
             what, name = "signature", NEVER
+        elif hit.kind == "csv" and hit.start == 0:
+            what = "row"
         last, last_start, last_end = kept[-1] if kept else ("", 0, 0)
         between = text[last_end:start]
         newlines = between.count("\n")
@@ -2979,7 +2982,8 @@ def _grouped(pieces, hit):
             head = ("row", *whole) if what == "row" else None
         if "signature" in group:
             head = ("code", pieces[i + group.index("signature")][1], whole[1])
-        opens = what == "item" and pieces[i - 1][0] not in ("item", "lead")
+        before = pieces[i - 1][0] if i else ""
+        opens = what == "item" and before not in ("item", "lead")
         if opens and (last := _after_run(pieces, i + 1, start)) > i + 1:
             yield ((start, pieces[last - 1][2]),), above    # the whole list, too
         listed = what == "lead" and group[-1] in RUNS
