@@ -30,37 +30,40 @@ terminal, clock or environment):
     11 Sealed        bytes under checksums, read block by block
     12 Segments      postings as immutable bytes, in memory or mapped
     13 Ranking       BM25F over segments, and the best k
-    14 Markup        HTML and XML to text
-    15 Documents     bytes to title, kind and text
-    16 Excerpts      what of a hit can be shown: sentences, rows, lines of code
-    17 Answers       numbered sources, extractive answers, refusals
-    18 Protocol      the OpenAI wire format: messages, calls, requests, errors
-    19 Stream        server-sent events, and thoughts in the text, cut anywhere
-    20 Deltas        what the chunks of one answer add up to
-    21 Permissions   (rules, call) to allow, ask or deny
-    22 Paths         ignore rules, secret names, confinement below a root
-    23 Addresses     web addresses: fit to show, fit to send, where they lead
-    24 Files         reading, atomic writes and locks
-    25 Folders       walking, the home of a knowledge base, configuration
-    26 Network       how this machine reaches others: proxies and certificates
-    27 Http          the only section that opens connections
-    28 Pages         one web page, its redirects checked at every step
-    29 Sources       path, folder, glob, URL or standard input to raw documents
-    30 Format        the bytes of knowledge.json, a document a line
-    31 Store         knowledge.json, and the index derived from it
-    32 Knowledge     the documents and their index
-    33 Ingest        plan, ask, add, sync and remove
-    34 Memory        long-term facts and the working memory
-    35 Model         chat completions: retries, what a server takes, errors as sentences
-    36 Tools         a table of what the agent can do
-    37 Agent         the loop; yields events, never prints
-    38 Console       printing, asking and progress under any encoding
-    39 Consent       ask once, and remember what the user wants remembered
-    40 Arguments     the words of a command line to a command and its options
-    41 Intake        the commands that add, sync and remove
-    42 Asking        the commands that list, show, search and ask
-    43 Prompt        the interactive prompt
-    44 Command line  the table of commands, and main
+    14 Elements      what the names and attributes of HTML mean
+    15 Markup        HTML tags to balanced events, without what nobody reads
+    16 Markdown      the events of a page to Markdown text
+    17 Decoding      bytes of any encoding to text
+    18 Documents     bytes to title, kind and text
+    19 Excerpts      what of a hit can be shown: sentences, rows, lines of code
+    20 Answers       numbered sources, extractive answers, refusals
+    21 Protocol      the OpenAI wire format: messages, calls, requests, errors
+    22 Stream        server-sent events, and thoughts in the text, cut anywhere
+    23 Deltas        what the chunks of one answer add up to
+    24 Permissions   (rules, call) to allow, ask or deny
+    25 Paths         ignore rules, secret names, confinement below a root
+    26 Addresses     web addresses: fit to show, fit to send, where they lead
+    27 Files         reading, atomic writes and locks
+    28 Folders       walking, the home of a knowledge base, configuration
+    29 Network       how this machine reaches others: proxies and certificates
+    30 Http          the only section that opens connections
+    31 Pages         one web page, its redirects checked at every step
+    32 Sources       path, folder, glob, URL or standard input to raw documents
+    33 Format        the bytes of knowledge.json, a document a line
+    34 Store         knowledge.json, and the index derived from it
+    35 Knowledge     the documents and their index
+    36 Ingest        plan, ask, add, sync and remove
+    37 Memory        long-term facts and the working memory
+    38 Model         chat completions: retries, what a server takes, errors as sentences
+    39 Tools         a table of what the agent can do
+    40 Agent         the loop; yields events, never prints
+    41 Console       printing, asking and progress under any encoding
+    42 Consent       ask once, and remember what the user wants remembered
+    43 Arguments     the words of a command line to a command and its options
+    44 Intake        the commands that add, sync and remove
+    45 Asking        the commands that list, show, search and ask
+    46 Prompt        the interactive prompt
+    47 Command line  the table of commands, and main
 
 Words: a document has a title, a source (the path or URL it came from) and a text;
 a chunk is a passage of it, text[start:end]; a hit is a chunk that a search found;
@@ -70,6 +73,7 @@ a citation is a numbered hit; a fact is one long-term memory; a call is a tool c
 from __future__ import annotations
 
 import calendar
+import codecs
 import contextlib
 import errno
 import fnmatch
@@ -180,8 +184,21 @@ BISECTION_COST = 6          # looking up one unit costs as much as reading 6 pos
 MERGE_SHARE = 4             # a segment over a quarter of the one before is joined to it
 
 # Markup
+TAG_ATTRIBUTES_MAX = 100    # of one tag; keeps the worst page linear
+OPEN_ELEMENTS_SEEN = 512    # how far up an end tag looks for its start; browsers' depth
+CELL_CHARS_MAX = 1000       # a table with a longer cell is there for the layout
+NOTICE_CHARS_MAX = 400      # of a copyright notice, or of a title
+
+# Markdown
+INDENT_STEPS_MAX = 8        # of lists in lists: what a line can show
+LINK_CHARS_MAX = 300        # a longer address tracks or holds data
+
+# Decoding
+HEAD_BYTES = 8192           # where files say what they are
+DECODE_SAMPLE_BYTES = 1 << 16   # enough to tell Chinese from Western letters
 
 # Documents
+NOTEBOOK_OUTPUT_CHARS = 500     # a result or the head of a table, not a log
 
 # Answers
 EXCERPTS_MAX = 3            # one to three sentences answer; more is reading
@@ -2777,15 +2794,924 @@ def look_up(scores, segment, term, weight):
 
 
 # =============================================================================
-# 14. Markup -- HTML and XML to text [pure]
+# 14. Elements -- what the names and attributes of HTML mean [pure]
 #    Uses: nothing
 # =============================================================================
 
+# Facts, for the most part of the HTML Living Standard, chapters 13 (parsing) and 15
+# (rendering), as far as they matter to somebody who reads the text of a page.
+
+ATTRIBUTE = re.compile(
+    r"""([^\s=/"'<>][^\s=/<>]*)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s<>]+)))?"""
+)
+UNSEEN_STYLE = re.compile(
+    r"(?:^|;)\s*(?:display\s*:\s*none|visibility\s*:\s*(?:hidden|collapse)"
+    r"|opacity\s*:\s*0*\.?0*\s*(?:!|;|$)|font-size\s*:\s*0[a-z%]*\s*(?:!|;|$))"
+)
+
+
+def _set_of(names):
+    return frozenset(names.split())
+
+
+VOID = _set_of("area base br col embed frame hr img input link meta param source wbr")
+HEADINGS = _set_of("h1 h2 h3 h4 h5 h6")
+LISTS = _set_of("ul ol menu dir")
+TABLE_SECTIONS = _set_of("caption thead tbody tfoot")
+TABLE_PARTS = TABLE_SECTIONS | _set_of("table tr td th")
+BLOCKS = HEADINGS | LISTS | TABLE_PARTS | _set_of(
+    "address article aside blockquote center dd details dialog div dl dt fieldset "
+    "figcaption figure footer form header hgroup legend li main nav p pre section "
+    "summary"
+)
+_P, BLOCKS_BUT_P = _set_of("p"), BLOCKS - {"p"}
+EVENTS = BLOCKS | _set_of("a br q rt")
+OPTIONAL_END = TABLE_SECTIONS | _set_of("p li dt dd tr td th")
+# What a start tag ends: the elements named first, looked for up to one of the second.
+IMPLIED_END = {
+    "li": (_set_of("li"), LISTS | TABLE_PARTS),
+    **{name: (_set_of("dt dd"), TABLE_PARTS | {"dl"}) for name in ("dt", "dd")},
+    **{name: (_set_of("td th caption"), _set_of("tr table")) for name in ("td", "th")},
+    "tr": (_set_of("tr caption"), _set_of("table")),
+    **{name: (TABLE_SECTIONS, _set_of("table")) for name in TABLE_SECTIONS},
+    **{name: (HEADINGS, BLOCKS - HEADINGS) for name in HEADINGS},
+    "a": (_set_of("a"), BLOCKS),
+}
+# Up to where an end tag looks for its start.
+END_REACH = {
+    **{name: TABLE_PARTS for name in BLOCKS},
+    **{name: _set_of("table") for name in TABLE_PARTS},
+    "table": frozenset(),
+    "li": LISTS | TABLE_PARTS,
+}
+# What an element is, by its name or its role.
+FATES = {name: fate for fate, names in (
+    ("hidden", "annotation annotation-xml audio canvas datalist object rp select svg"),
+    ("hidden", "template video"),
+    ("nav", "nav navigation search menubar toolbar tablist navheader navfooter"),
+    ("contents", "toc contents table-of-contents"),
+    ("edge", "header footer aside banner contentinfo complementary breadcrumb menu"),
+    ("edge", "breadcrumbs navbar pager pagination sidebar"),
+    ("main", "main"),
+    ("article", "article"),
+    ("title", "title"),
+) for name in names.split()}
+# Those of them that are believed as a class or an id.
+FATEFUL_NAMES = _set_of(
+    "breadcrumb breadcrumbs contents footer menu nav navbar navfooter navheader "
+    "navigation pager pagination sidebar table-of-contents toc"
+)
+LINE_NUMBER_NAMES = _set_of("gutter lineno linenos line-numbers")
+
+
+def attributes_of(text):
+    """Return the attributes in the text of a tag; of a repeated one the first counts.
+
+    >>> attributes_of(' HREF="a&amp;b" hidden class=x')
+    {'href': 'a&b', 'hidden': '', 'class': 'x'}
+    """
+    found = {}
+    for name, double, single, bare in ATTRIBUTE.findall(text):
+        found.setdefault(name.lower(), _unescape(double or single or bare))
+    return found
+
+
+def _unescape(text):
+    if "&" not in text:
+        return text
+    from html import unescape
+
+    return unescape(text)
+
+
+def fate_of(name, attributes):
+    """Return what an element is, one of FATES or "", by name, role, class and id.
+
+    attributes  str, the text of its tag
+    """
+    found = attributes_of(attributes)
+    names = set(f"{found.get('class', '')} {found.get('id', '')}".lower().split())
+    style = re.sub(r"/\*.*?\*/", "", found.get("style", ""), flags=re.DOTALL).lower()
+    if name in ("html", "body"):
+        return ""       # hidden until a script shows them; their ends mean nothing
+    if (
+        "hidden" in found
+        or found.get("aria-hidden", "").lower() == "true"
+        or UNSEEN_STYLE.search(style)
+        or (name == "dialog" and "open" not in found)
+        or names & LINE_NUMBER_NAMES
+    ):
+        return "hidden"
+    for word in (name, found.get("role", "").lower(), *sorted(names & FATEFUL_NAMES)):
+        if word in FATES:
+            return FATES[word]
+    return ""
+
 
 # =============================================================================
-# 15. Documents -- bytes to title, kind and text [pure]
-#    Uses: nothing
+# 15. Markup -- HTML tags to balanced events, without what nobody reads [pure]
+#    Uses: Settings, Elements
 # =============================================================================
+
+# The standard library's html.parser reads broken pages differently from one Python to
+# the next, so the tags are taken apart here, by one regular expression.  An event is a
+# pair: ("", text), ("p", attributes) or ("/p", "").  A page keeps no tree: hidden and
+# boilerplate parts are cut off the end of the list as they close, so that no depth of
+# nesting costs recursion, and every step is linear.
+
+# subtle: (?=(...)) and its number make an atomic group, which Python has since 3.11;
+# with it the attributes match in one way, and a tag that never ends costs linear time.
+_ATTRIBUTES = rf"""(?=(
+    [^<>=]* (?: =\s*(?:"[^"]*"|'[^']*')? [^<>=]* ){{0,{TAG_ATTRIBUTES_MAX}}} ))"""
+TAG = re.compile(
+    rf"""
+      <(script|style|noscript|textarea|iframe|noembed|noframes|xmp)(?=[\s/>])
+        {_ATTRIBUTES}\2(?<!/)>
+        ((?:\s*<!--(?:(?!-->|</?script).)*<script(?:(?!-->|</script).)*</script)?.*?)
+        (</\1(?![^\s/>])[^>]*(?:>|\Z)|\Z)       # empty where the element has no end
+    | <(/?[a-z][^\s<>/]*){_ATTRIBUTES}\6>
+    | <!--(?:-?>|.*?(?:--!?>|(\Z)))
+    | <(?=/?[a-z])[^<>]*(\Z)
+    | <[!?/][^>]*(?:>|\Z)
+    """,
+    re.VERBOSE | re.DOTALL | re.IGNORECASE,
+)
+TAG_GROUPS = 8
+COPYRIGHT = re.compile(r"©|\bcopyright\b|\ball rights reserved\b|版权所有", re.IGNORECASE)
+
+
+class _Element(NamedTuple):
+    """An element whose end has not come yet, and the page's counts where it began."""
+
+    name: str
+    fate: str
+    start: int      # index of its first event
+    chars: int
+    linked: int
+
+
+class MarkupReader:
+    """The events of a page in balance: every start has its end."""
+
+    def __init__(self, text, keep_navigation=False):
+        self.keep_navigation = keep_navigation
+        self.events, self.stack, self.fates = [], [], {}
+        self.tables = []                # of the open ones: are they for layout?
+        self.chars = self.linked = 0    # characters kept: all, and inside links
+        self.open = dict.fromkeys(("a", "p", "pre", "hidden", "main", "article"), 0)
+        self.watched = set(EVENTS)      # names whose elements are kept on the stack
+        self.parts = {"main": [], "article": [], "h1": []}  # (start, end, chars)
+        self.title = self.og_title = ""
+        self.warnings = []
+        self.is_xml = text[:100].lstrip().startswith("<?xml")
+        self._read(text)
+
+    def _read(self, text):
+        """Take the page apart."""
+        pieces = iter(TAG.split(text) + [None] * TAG_GROUPS)
+        for words, raw, _, body, end, name, attributes, open_comment, open_tag in zip(
+            *[pieces] * (TAG_GROUPS + 1)
+        ):
+            if words:
+                self._add_text(words)
+            if name:
+                name = name.lower()
+                if name[0] != "/":
+                    self._start(name, attributes)
+                elif name[1:] in self.watched or name == "/br":
+                    self._end(name[1:])
+            elif raw:
+                self._add_raw(raw.lower(), body, end)
+            elif open_comment is not None:
+                self._warn_cut("a comment")
+            elif open_tag is not None:
+                self._warn_cut("a tag")
+        while self.stack:
+            self._pop(ended=False)
+
+    def _warn_cut(self, what):
+        self.warnings.append(
+            f"the page is cut off: {what} in it has no end; what follows is not kept"
+        )
+
+    def _add_text(self, words):
+        words = _unescape(words)
+        count = len(words.strip())
+        self.chars += count
+        if self.open["a"]:
+            self.linked += count
+        if self.tables and self.open["pre"] and "\n" in words.strip("\n"):
+            self.tables[-1] = True
+        self.events.append(("", words))
+
+    def _add_raw(self, name, body, end):
+        """Add an element that holds no tags; of these only two have text to read."""
+        if not end:
+            self._warn_cut(f"<{name}>")
+        elif name in ("textarea", "xmp"):
+            self._start("pre", "")
+            self._add_text(body if name == "textarea" else body.replace("&", "&amp;"))
+            self._end("pre")
+
+    def _add_void(self, name, attributes, fate):
+        """Add what an element without content says: a break, a picture's words."""
+        if name == "meta":
+            found = attributes_of(attributes)
+            if found.get("property", "").lower() == "og:title":
+                self.og_title = self.og_title or found.get("content", "")
+        elif name == "img" and fate != "hidden":
+            self._add_text(f" {attributes_of(attributes).get('alt', '')} ")
+        elif name == "br":
+            self.events.append(("br", ""))
+        elif name == "hr":
+            self.events += [("p", ""), ("/p", "")]
+
+    def _start(self, name, attributes):
+        """Open an element, after the end of those that its start tag implies."""
+        if name in BLOCKS and self.open["p"]:
+            self._close(_P, BLOCKS_BUT_P)
+        if name in IMPLIED_END:
+            self._close(*IMPLIED_END[name])
+        fate = self.fates.get((name, attributes))
+        if fate is None:
+            fate = self.fates[name, attributes] = fate_of(name, attributes)
+        if name in VOID:
+            self._add_void(name, attributes, fate)
+            return
+        if fate:
+            self.watched.add(name)
+        elif name not in self.watched:
+            if name == "code" and self.open["pre"]:
+                self.events.append((name, attributes))
+            return
+        if self.tables and (name in HEADINGS or name == "table"):
+            self.tables[-1] = True
+        if name == "table":
+            self.tables.append(False)
+        self.stack.append(
+            _Element(name, fate, len(self.events), self.chars, self.linked)
+        )
+        self._count(name, fate, 1)
+        if name in EVENTS:
+            self.events.append((name, attributes))
+        if self.is_xml and attributes.endswith("/"):
+            self._pop()
+
+    def _count(self, name, fate, step):
+        if name in self.open:
+            self.open[name] += step
+        if fate in self.open:
+            self.open[fate] += step
+
+    def _end(self, name):
+        """Close the element that an end tag names, if it is open."""
+        if self.stack and self.stack[-1].name == name:
+            self._pop()
+            return
+        names = HEADINGS if name in HEADINGS else {name}
+        if not self._close(names, END_REACH.get(name, BLOCKS)) and name in ("p", "br"):
+            self.events.append(("br", ""))
+
+    def _close(self, names, stops):
+        """Close the innermost element of these names, unless a stop is nearer."""
+        top = len(self.stack) - 1
+        for i in range(top, max(-1, top - OPEN_ELEMENTS_SEEN), -1):
+            name = self.stack[i].name
+            if name in names:
+                while len(self.stack) > i + 1:
+                    self._pop(ended=False)
+                self._pop()
+                return True
+            if name in stops:
+                return False
+        return False
+
+    def _pop(self, ended=True):
+        """Close the innermost element, and cut it out if it is not to be read."""
+        element = self.stack.pop()
+        name, fate, start, chars, _ = element
+        self._count(name, fate, -1)
+        if name == "table" and self.tables.pop():
+            self.events[start] = (name, "layout")
+        if self.tables and name in TABLE_PARTS and self.chars - chars > CELL_CHARS_MAX:
+            self.tables[-1] = True
+        if fate and self._is_unread(element):
+            stop = self._unread_stop(element, ended or name in OPTIONAL_END)
+            if stop > start:
+                self._cut(element, stop)
+                return
+        if name in EVENTS:
+            self.events.append(("/" + name, ""))
+        part = name if name == "h1" else fate
+        if part in self.parts and not self.open.get(part):
+            self.parts[part].append((start, len(self.events), self.chars - chars))
+
+    def _is_unread(self, element):
+        """Is an element, whose events are the last ones, not for a reader?"""
+        _, fate, start, chars, linked = element
+        if fate in ("hidden", "title") or self.keep_navigation:
+            return fate in ("hidden", "title")
+        chars, linked = self.chars - chars, self.linked - linked
+        is_menu = linked * 2 > chars
+        if fate in ("nav", "contents"):
+            return is_menu or fate == "nav"
+        h1 = self.parts["h1"]
+        has_title = h1 and h1[-1][0] >= start
+        if fate != "edge" or has_title or self.open["main"] or self.open["article"]:
+            return False
+        is_short = chars <= NOTICE_CHARS_MAX
+        words = self._words(start, len(self.events)) if is_short else ""
+        return is_menu or bool(COPYRIGHT.search(words))
+
+    def _words(self, start, stop):
+        """The text between two events, as far as a title or a notice may reach."""
+        events = self.events[start : min(stop, start + NOTICE_CHARS_MAX)]
+        return "".join(words for name, words in events if not name)
+
+    def _unread_stop(self, element, ended):
+        """Where the events of an unread element stop.
+
+        One that has no end tag must not take the rest of the page along: it stops at
+        the first block inside it.
+        """
+        if ended:
+            return len(self.events)
+        if element.fate not in ("hidden", "title"):
+            return element.start
+        first = element.start + (element.name in EVENTS)
+        for i in range(first, len(self.events)):
+            if self.events[i][0] in BLOCKS:
+                if element.fate == "hidden":
+                    self.warnings.append(
+                        f"a hidden <{element.name}> has no end; what follows is kept"
+                    )
+                return i
+        return len(self.events)
+
+    def _cut(self, element, stop):
+        """Cut out the events of an unread element, and what was counted since."""
+        if element.fate == "title" and not self.open["hidden"] and not self.title:
+            self.title = self._words(element.start, stop)
+        if stop == len(self.events):
+            self.chars, self.linked = element.chars, element.linked
+        del self.events[element.start : stop]
+        for part in self.parts.values():
+            while part and part[-1][0] >= element.start:
+                part.pop()
+
+    def main_events(self):
+        """Return the events of the main part, if that holds most of the text.
+
+        The page's first heading comes along where it stands before that part.
+        """
+        for parts in (self.parts["main"], self.parts["article"]):
+            if parts and 2 * sum(chars for _, _, chars in parts) >= self.chars:
+                h1 = [h for h in self.parts["h1"][:1] if h[1] <= parts[0][0]]
+                spans = h1 + parts
+                return [e for start, end, _ in spans for e in self.events[start:end]]
+        return self.events
+
+
+# =============================================================================
+# 16. Markdown -- the events of a page to Markdown text [pure]
+#    Uses: Settings, Elements, Markup
+# =============================================================================
+
+# Emphasis and code within a line leave no marks: a search for un<b>believ</b>able must
+# find the word.  Fences and headings stand at the start of a line, also in lists, so
+# that whoever cuts the text finds them.
+
+CODE_SYNTAX = re.compile(r"\b(?:language|lang|brush:)-?\s*([\w+#-]+)", re.IGNORECASE)
+# What would be read as Markdown although the page only shows these signs.
+MARKDOWN_MARK = re.compile(
+    r"^( {0,3})(?=#{1,6}(?:\s|$)|`{3}|~{3}|[-=]+\s*$"
+    r"|<(?:!--|(?:pre|script|style|textarea)\b))",
+    re.MULTILINE | re.IGNORECASE,
+)
+# No space stands where a line is wrapped between two of these.
+WIDE = "\u3001-\u30ff\u3400-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U000323af"
+WIDE_WRAP = re.compile(rf"(?<=[{WIDE}])[ \t]*\n\s*(?=[{WIDE}])")
+ZERO_WIDTH = re.compile("[\xad\u200b\u2060\ufeff]")
+BREAK = "\0"            # <br> among the pieces of a block; no page holds it
+BREAKS = re.compile(rf" ?{BREAK} ?")
+LINK_SCHEMES = _set_of("http: https: ftp: mailto:")
+PERMALINK_SIGNS = _set_of("\xb6 # \xa7 \u2693 \U0001f517")
+
+
+def html_to_markdown(text):
+    """Return (title, Markdown text, warnings) of an HTML page.
+
+    Kept are headings, lists, tables (a row a line), code, quotes, links to other sites
+    and the words for images; left out is what a reader of the page does not see or does
+    not read: scripts, hidden elements, navigation.
+    title     <title>, else og:title, else the first h1, else ""
+    warnings  list[str], what was lost because the page is cut off
+    >>> html_to_markdown("<title>T</title><h1>A</h1><ul><li>b<li><b>c</b>d</ul>")
+    ('T', '# A\\n\\n- b\\n- cd', [])
+    >>> html_to_markdown("<table><tr><td>Port<td>8080</table><p hidden>x")[1]
+    'Port | 8080'
+    """
+    text = text.replace("\0", "").replace("\r\n", "\n").replace("\r", "\n")
+    for keep_navigation in (False, True):
+        page, writer = MarkupReader(text, keep_navigation), MarkdownWriter()
+        markdown = writer.write(page.main_events())
+        if markdown:
+            break
+    title = page.title or page.og_title or writer.headings.get(1, "")
+    return " ".join(title.split()), markdown, page.warnings
+
+
+def as_words(text):
+    """Return a text that Markdown does not read as headings, fences or raw HTML.
+
+    >>> as_words("# one")
+    '\\\\# one'
+    """
+    return MARKDOWN_MARK.sub(r"\1\\", text)
+
+
+def code_fence(code, syntax=""):
+    """Return code between two fences that nothing in it can close.
+
+    >>> print(code_fence("x\\n", "python"))
+    ```python
+    x
+    ```
+    """
+    marks = "`" * max(3, 1 + max(map(len, re.findall("`+", code)), default=0))
+    return f"{marks}{syntax}\n{code.removesuffix(chr(10))}\n{marks}"
+
+
+def table_row(cells):
+    """Return the cells of a row as one line, "" where all are empty.
+
+    >>> table_row(["Port", "", "a\\n b"])
+    'Port |  | a b'
+    """
+    cells = [" ".join(cell.split()) for cell in cells]
+    return " | ".join(cells).rstrip() if any(cells) else ""
+
+
+def markdown_link(words, address):
+    """Return a link as Markdown, its words alone where the address leads nowhere else.
+
+    words  str, may begin and end with space, which stays outside the brackets
+    >>> markdown_link("the manual ", "https://example.org/m")
+    '[the manual](https://example.org/m) '
+    >>> markdown_link("print", "lib.html#print")
+    'print'
+    """
+    address, bare = address.strip(), words.strip()
+    if bare in PERMALINK_SIGNS and "#" in address:
+        return ""
+    scheme = re.match(r"[a-z][a-z0-9+.-]*:", address, re.IGNORECASE)
+    leads = scheme[0].lower() in LINK_SCHEMES if scheme else "#" not in address
+    if not (bare and address and leads) or address == bare:
+        return words
+    if len(address) > LINK_CHARS_MAX or re.search(r"\s", address):
+        return words
+    return words.replace(bare, f"[{bare}]({address})")
+
+
+class MarkdownWriter:
+    """Writes the blocks of a page; each handler takes (self, attributes)."""
+
+    def __init__(self):
+        self.blocks = []        # finished ones, each with the newlines before it
+        self.pieces = []        # of the block being written
+        self.gap = 2            # newlines before the next block
+        self.lists = []         # open ones: None for bullets, else the next number
+        self.marker = ""        # of a list item, until its first line is written
+        self.quotes = 0
+        self.tables = []        # open ones: is each row a line?
+        self.row = None         # finished cells of the open row
+        self.flat = False       # in a cell or a heading, where no block may begin
+        self.code = 0           # open <pre>
+        self.syntax = ""
+        self.links = []         # open ones: (pieces, index of the first, address)
+        self.headings = {}      # the first of each level
+
+    def write(self, events):
+        """Return the Markdown text of balanced events."""
+        for name, value in events:
+            if name:
+                HANDLERS[name](self, value)
+            else:
+                self.pieces.append(value)
+        self._flush()
+        return "".join(self.blocks).lstrip("\n")
+
+    def _take(self):
+        """Take the pieces so far, as the text that the page shows."""
+        text = "".join(self.pieces)
+        self.pieces = []
+        if not text.isascii():
+            text = ZERO_WIDTH.sub("", text)
+            if "\n" in text:
+                text = WIDE_WRAP.sub("", text)
+        text = " ".join(text.split())
+        if BREAK in text:
+            text = BREAKS.sub("\n", text).strip("\n")
+            text = re.sub(r"\n{3,}", "\n\n", text)
+        return text
+
+    def _put(self, block, gap=2):
+        self.blocks += ["\n" * self.gap, block]
+        self.gap = gap
+
+    def _flush(self, gap=2):
+        """Finish the block being written, if it holds anything."""
+        text = self._take()
+        if text:
+            self._put(self._indented(text), gap)
+
+    def _indented(self, text):
+        """Put a block under its list item and quote."""
+        steps = ["  " if n is None else "   " for n in self.lists[:INDENT_STEPS_MAX]]
+        indent = "".join(steps)
+        first = indent
+        if self.marker:
+            first = "".join(steps[:-1]) + self.marker
+            self.marker = ""
+        quote = "> " * min(self.quotes, INDENT_STEPS_MAX)
+        lines = first + as_words(text).replace("\n", "\n" + indent)
+        return quote + lines.replace("\n", "\n" + quote)
+
+    def _block(self, _=""):
+        """Begin or end a block; return whether blocks may stand here."""
+        if self.code:
+            if self.pieces and not self.pieces[-1].endswith("\n"):
+                self.pieces.append("\n")
+        elif self.flat:
+            self.pieces.append(" ")
+        else:
+            self._flush()
+        return not (self.code or self.flat)
+
+    def _end_tightly(self, _):
+        if self._block():
+            self.gap = 1
+
+    def _heading(self, _):
+        self.flat = self._block() or self.flat
+
+    def _end_heading(self, level):
+        if self.row is None and self.flat:
+            self.flat, self.marker = False, ""
+            text = self._take().replace("\n", " ")
+            if text:
+                self._put(f"{'#' * level} {text}")
+                self.headings.setdefault(level, text)
+        else:
+            self._block()
+
+    def _list(self, first):
+        if self._block() and self.lists:
+            self.gap = 1
+        self.lists.append(first)
+
+    def _numbered_list(self, attributes):
+        start = attributes_of(attributes).get("start", "")
+        self._list(int(start) if re.fullmatch(r"[0-9]{1,9}", start) else 1)
+
+    def _end_list(self, _):
+        self.lists.pop()
+        if self._block():
+            self.gap = 1 if self.lists else 2
+        self.marker = ""
+
+    def _item(self, _):
+        if self._block():
+            number = self.lists[-1] if self.lists else None
+            self.marker = "- " if number is None else f"{number}. "
+            if number is not None:
+                self.lists[-1] += 1
+
+    def _quote(self, _):
+        self._block()
+        self.quotes += 1
+
+    def _end_quote(self, _):
+        self._block()
+        self.quotes -= 1
+
+    def _table(self, value):
+        self.tables.append(self._block() and value != "layout")
+
+    def _end_table(self, _):
+        self._end_row()
+        self.tables.pop()
+        if self._block():
+            self.gap = 2
+
+    def _row(self, _):
+        self._block()
+        self._end_row()
+
+    def _end_row(self, _=""):
+        line = table_row(self.row or [])
+        if line:
+            self._put(self._indented(line), gap=1)
+        self.row = None
+
+    def _cell(self, _):
+        self._block()
+        if self.tables and self.tables[-1]:
+            self.flat = True
+            self.row = self.row or []
+
+    def _end_cell(self, _):
+        if self.tables and self.tables[-1]:
+            self.flat = False
+            self.row.append(self._take())
+        else:
+            self._block()
+
+    def _preformatted(self, attributes):
+        if self.code or self._block():
+            self.code += 1
+            self.syntax = ""
+            self._code(attributes)
+
+    def _end_preformatted(self, _):
+        if self.code == 1:
+            code = "".join(self.pieces).replace("\xa0", " ")
+            self.pieces, self.marker = [], ""
+            if code.strip():
+                self._put(code_fence(code.removeprefix("\n"), self.syntax))
+        self.code = max(0, self.code - 1)
+
+    def _code(self, attributes):
+        match = CODE_SYNTAX.search(attributes) if self.code else None
+        if match:
+            self.syntax = match.group(1)
+
+    def _link(self, attributes):
+        self.links.append((self.pieces, len(self.pieces), attributes))
+
+    def _end_link(self, _):
+        pieces, start, attributes = self.links.pop()
+        if pieces is self.pieces and not self.code:     # no block ended inside it
+            address = attributes_of(attributes).get("href", "")
+            pieces[start:] = [markdown_link("".join(pieces[start:]), address)]
+
+
+# What each event does: a function of (writer, attributes).
+HANDLERS = {
+    **{sign + name: MarkdownWriter._block for name in EVENTS for sign in ("", "/")},
+    **dict.fromkeys(HEADINGS, MarkdownWriter._heading),
+    **{f"/h{n}": lambda writer, _, n=n: writer._end_heading(n) for n in range(1, 7)},
+    **dict.fromkeys(("ul", "menu", "dir"), lambda writer, _: writer._list(None)),
+    **dict.fromkeys(("/ul", "/menu", "/dir", "/ol"), MarkdownWriter._end_list),
+    "ol": MarkdownWriter._numbered_list,
+    "li": MarkdownWriter._item,
+    **dict.fromkeys(("/li", "/dt", "/caption"), MarkdownWriter._end_tightly),
+    "blockquote": MarkdownWriter._quote,
+    "/blockquote": MarkdownWriter._end_quote,
+    "table": MarkdownWriter._table,
+    "/table": MarkdownWriter._end_table,
+    "tr": MarkdownWriter._row,
+    "/tr": MarkdownWriter._row,
+    **dict.fromkeys(("td", "th"), MarkdownWriter._cell),
+    **dict.fromkeys(("/td", "/th"), MarkdownWriter._end_cell),
+    "pre": MarkdownWriter._preformatted,
+    "/pre": MarkdownWriter._end_preformatted,
+    "code": MarkdownWriter._code,
+    "a": MarkdownWriter._link,
+    "/a": MarkdownWriter._end_link,
+    "br": lambda writer, _: writer.pieces.append("\n" if writer.code else BREAK),
+    "q": lambda writer, _: writer.pieces.append("\u201c"),
+    "/q": lambda writer, _: writer.pieces.append("\u201d"),
+    "rt": lambda writer, _: writer.pieces.append("("),
+    "/rt": lambda writer, _: writer.pieces.append(")"),
+}
+
+
+# =============================================================================
+# 17. Decoding -- bytes of any encoding to text [pure]
+#    Uses: Settings, Prose
+# =============================================================================
+
+# Tried in this order: byte order mark; UTF-16 that shows by its NULs; the label that a
+# server or the text itself declares, if it names an encoding of text; UTF-8; GB18030
+# where the bytes look like it; at last Windows Latin, which fits anything.
+
+BYTE_ORDER_MARKS = (    # subtle: that of UTF-32 LE begins with that of UTF-16 LE
+    (b"\xff\xfe\0\0", "utf-32-le"),
+    (b"\0\0\xfe\xff", "utf-32-be"),
+    (b"\xff\xfe", "utf-16-le"),
+    (b"\xfe\xff", "utf-16-be"),
+    (b"\xef\xbb\xbf", "utf-8"),
+    (b"\x84\x31\x95\x33", "gb18030"),
+)
+# Labels whose texts really hold more than they say, and names that Python has not.
+WIDER_ENCODING = {name: wider for wider, names in (
+    ("gb18030", "gb2312 gb-2312-80 csgb2312 gbk x-gbk cp936 ms936"),
+    ("cp1252", "iso-8859-1 latin1 latin-1 l1 ascii us-ascii"),
+    ("big5hkscs", "big5 big5-tw csbig5 x-x-big5 cp950"),
+    ("cp932", "shift-jis sjis x-sjis ms-kanji csshiftjis"),
+    ("cp949", "euc-kr ks-c-5601-1987 ksc5601 cseuckr"),
+    ("mac-roman", "x-mac-roman macintosh"),
+    ("utf-8", "utf8mb3 utf8mb4 unicode-1-1-utf-8"),
+) for name in names.split()}
+# Python also "decodes" base64, rot13, idna and the like; these are encodings of text.
+TEXT_ENCODING = re.compile(
+    r"utf-8(-sig)?|utf-(16|32)(-[bl]e)?|gb18030|big5hkscs|cp\d+|euc_\w+|iso8859-\d+"
+    r"|iso2022_\w+|shift_jis\w*|hz|johab|koi8-[rut]|mac-\w+|tis-620|ptcp154|kz1048"
+)
+# Labels believed only of bytes that are no UTF-8: any bytes fit an encoding with one
+# byte a character, and any even number of bytes one with two.
+PROVES_NOTHING = re.compile(r"cp(125|8)\d+|iso8859-.*|utf-(16|32).*|koi8.*|mac-.*")
+DECLARED_LABEL = re.compile(
+    rb"""\A\s*<\?xml\s[^>]*?encoding\s*=\s*["']([\w.:-]+)"""
+    rb"""|\A\s*(?=<)(?=.*?<meta\s[^>]*?charset\s*=\s*["']?\s*([\w.:-]+))"""
+    rb"""|\A(?:[^\n]*\n)?[ \t\f]*\#[^\n]*?coding[:=][ \t]*([-\w.]+)""",
+    re.IGNORECASE | re.DOTALL,
+)
+HIGH_PAIR = re.compile(rb"[\x81-\xfe][\x40-\xfe]")
+# Of texts too: backspace (manual pages), form feed, escape (logs with colours).
+CONTROL_CODE = re.compile("[\0-\x07\x0b\x0e-\x1a\x1c-\x1f\x7f]")
+LINE_END = re.compile(r"\r\n?")
+NEVER_KEPT = re.compile("[\0\ufeff]")
+
+
+def decode(data, declared=""):
+    """Return (text, warning) of the bytes of a text; the warning is mostly "".
+
+    declared  str, the label that came with the bytes; one that means nothing is ignored
+    ->        newlines are \\n; no byte order mark, no NUL, no lone surrogate
+    >>> decode("朱镕基".encode("gb18030"), "gb2312")
+    ('朱镕基', '')
+    >>> decode("café 你好".encode(), "base64")
+    ('café 你好', '')
+    """
+    mark, encoding = byte_order(data)
+    if encoding:
+        return _with_loss(data[len(mark) :].decode(encoding, "replace"), encoding)
+    labels = [encoding_of(declared), encoding_of(declared_label(data))]
+    proving = [e for e in labels if e and not PROVES_NOTHING.fullmatch(e)]
+    fitting = [e for e in labels if PROVES_NOTHING.fullmatch(e)]
+    for encoding in (*proving, "utf-8", *fitting):
+        try:
+            return clean_text(data.decode(encoding)), ""
+        except UnicodeError:
+            continue
+    # A page cut in the middle of a character is still in its encoding.  UTF-8 is hard
+    # to meet by chance; pairs of bytes are not.
+    guesses = [(e, 2) for e in (*proving, "utf-8")]
+    if looks_chinese(data):
+        guesses.append(("gb18030", 10))
+    for encoding, characters_per_loss in guesses:
+        text = data.decode(encoding, "replace")
+        beyond_ascii = len(text) - len(text.encode("ascii", "ignore"))
+        if text.count("\ufffd") * characters_per_loss < beyond_ascii:
+            return _with_loss(text, encoding)
+    try:
+        text = data.decode("cp1252")
+    except UnicodeError:
+        text = data.decode("latin-1")
+    return clean_text(text), "its encoding is unknown; read as Windows Latin (cp1252)"
+
+
+def _with_loss(text, encoding):
+    lost = text.count("\ufffd")
+    warning = f"{lost} characters of it are not valid {encoding}" if lost else ""
+    return clean_text(text), warning
+
+
+def clean_text(text):
+    """Return a text as it is stored: newlines are \\n, every character can be written.
+
+    >>> clean_text("\\ufeffa\\r\\nb\\rc\\0")
+    'a\\nb\\nc'
+    """
+    return whole_characters(NEVER_KEPT.sub("", LINE_END.sub("\n", text)))
+
+
+def byte_order(data):
+    """Return (mark, encoding) of bytes with a byte order mark, or in evident UTF-16.
+
+    >>> byte_order("id".encode("utf-16-le")), byte_order(b"id")
+    ((b'', 'utf-16-le'), (b'', ''))
+    """
+    for mark, encoding in BYTE_ORDER_MARKS:
+        if data.startswith(mark):
+            return mark, encoding
+    sample = data[:HEAD_BYTES]
+    pairs, first, second = len(sample) // 2, sample[::2].count(0), sample[1::2].count(0)
+    for encoding, full, empty in (
+        ("utf-16-le", first, second), ("utf-16-be", second, first)
+    ):
+        if empty * 2 > pairs and full * 20 <= pairs:
+            return b"", encoding
+    return b"", ""
+
+
+def encoding_of(declared):
+    """Return Python's name for a declared encoding of text, "" if it is none.
+
+    >>> [encoding_of(name) for name in ("GB2312", "utf8mb4", "rot13", "gb\\0k")]
+    ['gb18030', 'utf-8', '', '']
+    """
+    declared = declared.strip(" \t\"'").lower().replace("_", "-")
+    try:
+        name = codecs.lookup(WIDER_ENCODING.get(declared, declared)).name
+    except (LookupError, ValueError):
+        return ""
+    return name if TEXT_ENCODING.fullmatch(name) else ""
+
+
+def declared_label(data):
+    """Return the encoding that markup or source code declares of itself, or "".
+
+    >>> declared_label(b"<meta charset=gb2312>"), declared_label(b"# coding: gbk")
+    ('gb2312', 'gbk')
+    """
+    match = DECLARED_LABEL.match(data[:HEAD_BYTES])
+    return match[match.lastindex].decode("ascii", "replace") if match else ""
+
+
+def looks_chinese(data):
+    """Do the bytes beyond ASCII come in pairs, as those of common Chinese signs do?
+
+    >>> looks_chinese("für Äpfel".encode("cp1252")), looks_chinese("中".encode("gbk"))
+    (False, True)
+    """
+    pairs = HIGH_PAIR.findall(data[:DECODE_SAMPLE_BYTES])
+    return 2 * sum(pair[1] >= 0xA1 for pair in pairs) >= len(pairs) > 0
+
+
+def looks_binary(data):
+    """Do the bytes hold what no text does: many control codes?
+
+    >>> looks_binary(b"\\x7fELF\\x02\\x01\\x01\\0\\0\\0"), looks_binary(b"one\\0")
+    (True, False)
+    """
+    mark, encoding = byte_order(data)
+    sample = data[len(mark) : HEAD_BYTES].decode(encoding or "latin-1", "replace")
+    return len(CONTROL_CODE.findall(sample)) > 1 + len(sample) // 100
+
+
+# =============================================================================
+# 18. Documents -- bytes to title, kind and text [pure]
+#    Uses: Settings, Errors, Prose, Outline, Markdown, Decoding
+# =============================================================================
+
+# A reader takes (data, name, charset) and returns (title, text, warnings).  Texts of
+# HTML, notebooks and PDF are Markdown; all others are the file's own lines.
+
+SUFFIXES = {
+    "html": "html htm xhtml shtml",
+    "markdown": "md markdown mdown mkd mdx qmd rmd",
+    "rst": "rst rest",
+    "notebook": "ipynb",
+    "csv": "csv tsv",
+    "json": "json jsonl ndjson geojson json5 jsonc webmanifest",
+    "yaml": "yaml yml",
+    "toml": "toml",
+    "pdf": "pdf",
+    "text": "txt text log adoc asciidoc org tex ini cfg conf properties srt vtt",
+    "code": """
+        py pyi pyw pyx js mjs cjs jsx ts mts tsx java kt kts scala groovy gradle c h cc
+        cpp cxx hpp hh hxx m mm cs fs fsx vb go rs swift dart rb php pl pm lua r jl sh
+        bash zsh fish ps1 psm1 bat cmd sql vue svelte css scss sass less clj cljs edn
+        lisp el scm rkt hs ml mli ex exs erl hrl nim zig cr d f f90 f95 pas adb ads asm
+        s v sv vhd vhdl tcl awk sed proto graphql thrift cmake mk make dockerfile tf
+        hcl nix sol xml xsd xsl xslt wsdl plist jinja j2 tmpl
+        """,
+}
+KIND_OF_SUFFIX = {s: kind for kind, row in SUFFIXES.items() for s in row.split()}
+CODE_NAMES = frozenset((
+    "makefile", "gnumakefile", "dockerfile", "containerfile", "rakefile", "gemfile",
+    "jenkinsfile", "vagrantfile", "cmakelists.txt",
+))
+KIND_OF_MEDIA = {
+    "text/html": "html",
+    "application/xhtml+xml": "html",
+    "text/markdown": "markdown",
+    "text/x-markdown": "markdown",
+    "text/csv": "csv",
+    "text/tab-separated-values": "csv",
+    "text/yaml": "yaml",
+    "application/yaml": "yaml",
+    "application/json": "json",
+    "application/toml": "toml",
+    "application/x-ipynb+json": "notebook",
+    "application/pdf": "pdf",
+    "text/x-pdftotext": "pdf",
+}
+# Media types that servers send for want of a better one: the name knows more.
+VAGUE_MEDIA = frozenset((
+    "", "text/plain", "application/octet-stream", "binary/octet-stream",
+    "application/json", "application/zip", "application/x-zip-compressed",
+))
+PDFTOTEXT_MEDIA = "text/x-pdftotext"    # a PDF whose text the caller has taken out
+TEXT_MEDIA = re.compile(r"text/|.*[/+](?:x-)?(?:json|xml|javascript|ecmascript|sh)$")
+LOOKS_LIKE_HTML = re.compile(
+    rb"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*<(!doctype\s+html|html|head|body)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+
 
 class Parsed(NamedTuple):
     """What a reader makes of the bytes of one source."""
@@ -2810,8 +3736,34 @@ class Document(NamedTuple):
 
 
 def kind_of(name):
-    """Return the kind that a file name's suffix stands for, else text."""
-    return "text"
+    """Return the kind that a file name's suffix stands for, else text.
+
+    >>> [kind_of(name) for name in ("a/B.MD", "Makefile", "https://x.org/a.html?b=c")]
+    ['markdown', 'code', 'html']
+    """
+    return _known_kind(name) or "text"
+
+
+def _known_kind(name):
+    base = base_name(name).lower()
+    if base in CODE_NAMES:
+        return "code"
+    _, dot, suffix = base.rpartition(".")
+    return KIND_OF_SUFFIX.get(suffix, "") if dot else ""
+
+
+def base_name(name):
+    """Return the last part of a path or an address, which names what has no title.
+
+    >>> base_name("https://x.org/a/%E4%B8%AD.html?b#c"), base_name("https://x.org/")
+    ('中.html', 'x.org')
+    """
+    if re.match(r"https?://", name, re.IGNORECASE):
+        from urllib.parse import unquote, urlsplit
+
+        parts = urlsplit(name)
+        name = unquote(parts.path).strip("/") or parts.netloc
+    return re.split(r"[/\\]", name.rstrip("/\\"))[-1]
 
 
 def read_document(data, name, content_type="", charset=""):
@@ -2824,11 +3776,129 @@ def read_document(data, name, content_type="", charset=""):
     ->            Parsed
     Raises        SourceError when there is nothing to index, or no reader for it
     """
-    return Parsed(name, "text", data.decode("utf-8"))
+    if not data.strip():
+        raise SourceError("it is empty: nothing to index")
+    kind = _kind_for(data, name, content_type)
+    if looks_binary(data):
+        raise SourceError("it looks binary, not like text")
+    declared = re.search(r"charset\s*=\s*[\"']?([\w.:-]+)", content_type, re.IGNORECASE)
+    title, text, warnings = READERS[kind](data, charset or (declared or ("", ""))[1])
+    if not re.search(r"[^\W_]", text):
+        raise SourceError("there are no words in it: nothing to index")
+    warnings = tuple(warning for warning in warnings if warning)
+    return Parsed(title or base_name(name), kind, text, warnings)
+
+
+def _kind_for(data, name, content_type):
+    """Return the kind by media type, else by name, else by the first bytes."""
+    media = content_type.partition(";")[0].strip().lower()
+    if media == PDFTOTEXT_MEDIA:
+        return "pdf"
+    kind = KIND_OF_MEDIA.get(media, "")
+    if media in VAGUE_MEDIA:
+        kind = _known_kind(name) or kind
+    if kind == "pdf" or data.startswith(b"%PDF-"):
+        raise SourceError(
+            "a PDF is read through pdftotext, which was not found: "
+            "install poppler-utils, or save the PDF as text"
+        )
+    if kind:
+        return kind
+    if LOOKS_LIKE_HTML.match(data[:HEAD_BYTES]):
+        return "html"
+    if media not in VAGUE_MEDIA and not TEXT_MEDIA.match(media):
+        raise SourceError(f"it is {media}, for which there is no reader")
+    return _known_kind(name) or "text"
+
+
+def _read_html(data, charset):
+    text, warning = decode(data, charset)
+    title, text, warnings = html_to_markdown(text)
+    return title, text, [warning, *warnings]
+
+
+def _read_plain(data, charset):
+    text, warning = decode(data, charset)
+    return "", text, [warning]
+
+
+def _read_markdown(data, charset):
+    text, warning = decode(data, charset)
+    fields = front_matter(text)[1]
+    return fields.get("title") or _first_heading(markdown_blocks(text)), text, [warning]
+
+
+def _read_rst(data, charset):
+    text, warning = decode(data, charset)
+    return _first_heading(rst_blocks(text)), text, [warning]
+
+
+def _first_heading(blocks):
+    return next((block.heading for block in blocks if block.heading), "")
+
+
+def _read_pdf_text(data, charset):
+    """Read what pdftotext wrote: a form feed ends each page."""
+    text, warning = decode(data, charset)
+    pages = [
+        f"# Page {number}\n\n{as_words(page.strip(chr(10)))}"
+        for number, page in enumerate(text.split("\f"), 1)
+        if page.strip()
+    ]
+    return "", "\n\n".join(pages), [warning]
+
+
+def _read_notebook(data, charset):
+    """Read a Jupyter notebook as Markdown: code between fences, outputs shortened."""
+    text, warning = decode(data, charset)
+    try:
+        book = json.loads(text)
+        told = book.get("metadata", {}).get("language_info", {})
+        blocks = [
+            block
+            for sheet in book.get("worksheets", [book])     # which format 3 has
+            for cell in sheet["cells"]
+            for block in _cell_blocks(cell, told.get("name", "python"))
+        ]
+    # Of what somebody may have written by hand, any part can have any type.
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        raise SourceError(f"it is not a notebook that can be read: {error}") from error
+    text = "\n\n".join(blocks)
+    return _first_heading(markdown_blocks(text)), text, [warning]
+
+
+def _cell_blocks(cell, syntax):
+    """Return the Markdown blocks of a notebook cell: its source, then its outputs."""
+    source = "".join(cell.get("source", cell.get("input", "")))
+    if cell.get("cell_type") != "code":
+        return [source] if source.strip() else []
+    blocks = [code_fence(source, syntax)] if source.strip() else []
+    for output in cell.get("outputs", ()):
+        words = "".join(
+            output.get("text") or output.get("data", {}).get("text/plain", "")
+        )
+        if output.get("output_type") in ("error", "pyerr"):
+            words = f"{output.get('ename')}: {output.get('evalue')}"
+        words = printable(words).strip("\n")
+        if len(words) > NOTEBOOK_OUTPUT_CHARS:
+            words = words[:NOTEBOOK_OUTPUT_CHARS] + "\n..."
+        if words:
+            blocks.append(code_fence(words))
+    return blocks
+
+
+READERS = {
+    "html": _read_html,
+    "markdown": _read_markdown,
+    "rst": _read_rst,
+    "notebook": _read_notebook,
+    "pdf": _read_pdf_text,
+    **dict.fromkeys(("text", "code", "csv", "json", "yaml", "toml"), _read_plain),
+}
 
 
 # =============================================================================
-# 16. Excerpts -- what of a hit can be shown: sentences, rows, lines of code [pure]
+# 19. Excerpts -- what of a hit can be shown: sentences, rows, lines of code [pure]
 #    Uses: Settings, Text, Prose, Outline, Ranking
 # =============================================================================
 
@@ -3028,7 +4098,7 @@ def _is_open(text):
 
 
 # =============================================================================
-# 17. Answers -- numbered sources, extractive answers, refusals [pure]
+# 20. Answers -- numbered sources, extractive answers, refusals [pure]
 #    Uses: Settings, Lists, Text, Prose, Ranking, Excerpts
 # =============================================================================
 
@@ -3245,7 +4315,7 @@ def narrow(hit, start, end):
 
 
 # =============================================================================
-# 18. Protocol -- the OpenAI wire format: messages, calls, requests, errors [pure]
+# 21. Protocol -- the OpenAI wire format: messages, calls, requests, errors [pure]
 #    Uses: Settings, Prose
 # =============================================================================
 
@@ -3513,7 +4583,7 @@ def _wire_name(name):
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64] or "unknown"
 
 # =============================================================================
-# 19. Stream -- server-sent events, and thoughts in the text, cut anywhere [pure]
+# 22. Stream -- server-sent events, and thoughts in the text, cut anywhere [pure]
 #    Uses: Settings
 # =============================================================================
 
@@ -3672,7 +4742,7 @@ def _hold_back(text):
 
 
 # =============================================================================
-# 20. Deltas -- what the chunks of one answer add up to [pure]
+# 23. Deltas -- what the chunks of one answer add up to [pure]
 #    Uses: Settings, Lists, Errors, Prose, Protocol, Stream
 # =============================================================================
 
@@ -3926,7 +4996,7 @@ def _chunk_of(event, data):
 
 
 # =============================================================================
-# 21. Permissions -- (rules, call) to allow, ask or deny [pure]
+# 24. Permissions -- (rules, call) to allow, ask or deny [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -4035,7 +5105,7 @@ def with_rule(config, project, rule):
 
 
 # =============================================================================
-# 22. Paths -- ignore rules, secret names, confinement below a root [pure]
+# 25. Paths -- ignore rules, secret names, confinement below a root [pure]
 #    Uses: Settings, Lists, Errors
 # =============================================================================
 
@@ -4283,7 +5353,7 @@ def _names(path, flavour):
 
 
 # =============================================================================
-# 23. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
+# 26. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
 #    Uses: Settings, Lists, Errors
 # =============================================================================
 
@@ -4447,7 +5517,7 @@ def masked(text, secrets):
 
 
 # =============================================================================
-# 24. Files -- reading, atomic writes and locks
+# 27. Files -- reading, atomic writes and locks
 #    Uses: Settings, Errors
 # =============================================================================
 
@@ -4740,7 +5810,7 @@ def make_home(home):
 
 
 # =============================================================================
-# 25. Folders -- walking, the home of a knowledge base, configuration
+# 28. Folders -- walking, the home of a knowledge base, configuration
 #    Uses: Settings, Lists, Errors, Prose, Paths, Files
 # =============================================================================
 
@@ -5059,7 +6129,7 @@ def change_config(environ, change):
 
 
 # =============================================================================
-# 26. Network -- how this machine reaches others: proxies and certificates
+# 29. Network -- how this machine reaches others: proxies and certificates
 #    Uses: Settings, Errors, Addresses
 # =============================================================================
 
@@ -5164,7 +6234,7 @@ def tls_context(network):
 
 
 # =============================================================================
-# 27. Http -- the only section that opens connections
+# 30. Http -- the only section that opens connections
 #    Uses: Settings, Errors, Addresses, Network
 # =============================================================================
 
@@ -5513,7 +6583,7 @@ def _network_error(error, url, limits, variable):
 
 
 # =============================================================================
-# 28. Pages -- one web page, its redirects checked at every step
+# 31. Pages -- one web page, its redirects checked at every step
 #    Uses: Settings, Errors, Addresses, Network, Http
 # =============================================================================
 
@@ -5599,7 +6669,7 @@ def _page(reply):
 
 
 # =============================================================================
-# 29. Sources -- path, folder, glob, URL or standard input to raw documents
+# 32. Sources -- path, folder, glob, URL or standard input to raw documents
 #    Uses: Settings, Lists, Errors, Documents, Paths, Addresses, Files, Folders, Pages
 # =============================================================================
 
@@ -5899,7 +6969,7 @@ def _run_on(data, command, timeout_s):
 
 
 # =============================================================================
-# 30. Format -- the bytes of knowledge.json, a document a line [pure]
+# 33. Format -- the bytes of knowledge.json, a document a line [pure]
 #    Uses: Settings, Errors, Chunks, Documents
 # =============================================================================
 
@@ -6011,7 +7081,7 @@ def line_digest(line):
 
 
 # =============================================================================
-# 31. Store -- knowledge.json, and the index derived from it
+# 34. Store -- knowledge.json, and the index derived from it
 #    Uses: Settings, Errors, Chunks, Sealed, Segments, Ranking, Files, Format
 # =============================================================================
 
@@ -6347,7 +7417,7 @@ def mapped(path):
 
 
 # =============================================================================
-# 32. Knowledge -- the documents and their index
+# 35. Knowledge -- the documents and their index
 #    Uses: Settings, Errors, Chunks, Sealed, Ranking, Documents, Files, Folders, Store
 # =============================================================================
 
@@ -6667,7 +7737,7 @@ def root_of(home):
 
 
 # =============================================================================
-# 33. Ingest -- plan, ask, add, sync and remove
+# 36. Ingest -- plan, ask, add, sync and remove
 #    Uses: Settings, Errors, Prose, Chunks, Documents, Folders, Sources, Knowledge
 # =============================================================================
 
@@ -6881,13 +7951,13 @@ def missing_anchor(knowledge, source):
 
 
 # =============================================================================
-# 34. Memory -- long-term facts and the working memory
+# 37. Memory -- long-term facts and the working memory
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 35. Model -- chat completions: retries, what a server takes, errors as sentences
+# 38. Model -- chat completions: retries, what a server takes, errors as sentences
 #    Uses: Settings, Errors, Prose, Protocol, Deltas, Addresses, Network, Http
 # =============================================================================
 
@@ -7211,19 +8281,19 @@ def retry_wait_s(headers, number, now_s, chance=None):
 
 
 # =============================================================================
-# 36. Tools -- a table of what the agent can do
+# 39. Tools -- a table of what the agent can do
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 37. Agent -- the loop; yields events, never prints
+# 40. Agent -- the loop; yields events, never prints
 #    Uses: nothing
 # =============================================================================
 
 
 # =============================================================================
-# 38. Console -- printing, asking and progress under any encoding
+# 41. Console -- printing, asking and progress under any encoding
 #    Uses: Settings, Prose
 # =============================================================================
 
@@ -7435,7 +8505,7 @@ def fit(text, columns):
 
 
 # =============================================================================
-# 39. Consent -- ask once, and remember what the user wants remembered
+# 42. Consent -- ask once, and remember what the user wants remembered
 #    Uses: Settings, Prose, Permissions, Folders, Ingest
 # =============================================================================
 
@@ -7549,7 +8619,7 @@ class Consent:
 
 
 # =============================================================================
-# 40. Arguments -- the words of a command line to a command and its options [pure]
+# 43. Arguments -- the words of a command line to a command and its options [pure]
 #    Uses: Errors, Prose
 # =============================================================================
 
@@ -7714,7 +8784,7 @@ def _option_rows(options):
 
 
 # =============================================================================
-# 41. Intake -- the commands that add, sync and remove
+# 44. Intake -- the commands that add, sync and remove
 #    Uses: Errors, Prose, Folders, Sources, Knowledge, Ingest, Consent, Arguments
 # =============================================================================
 
@@ -7899,7 +8969,7 @@ def report_json(report):
 
 
 # =============================================================================
-# 42. Asking -- the commands that list, show, search and ask
+# 45. Asking -- the commands that list, show, search and ask
 #    Uses: Settings, Errors, Prose, Answers, Ingest, Intake
 # =============================================================================
 
@@ -8164,7 +9234,7 @@ class Talk:
 
 
 # =============================================================================
-# 43. Prompt -- the interactive prompt
+# 46. Prompt -- the interactive prompt
 #    Uses: Settings, Errors, Prose, Console, Arguments
 # =============================================================================
 
@@ -8378,7 +9448,7 @@ def mend(line, encoding):
 
 
 # =============================================================================
-# 44. Command line -- the table of commands, and main
+# 47. Command line -- the table of commands, and main
 #    Uses: Settings, Errors, Chunks, Folders, Console, Arguments, Intake, Asking, Prompt
 # =============================================================================
 
