@@ -8604,7 +8604,7 @@ class Consent:
         change_config(self.environ, _add)
         self._kept = None
 
-    def approve(self, address):
+    def approve(self, address, tool="rag_add"):
         """Tell whether a page may lead on to an address on another host.
 
         --yes does not answer this: what was approved was the address that was named.
@@ -8612,7 +8612,7 @@ class Consent:
         host = re.match(r"\w+://[^/?#]*", address)
         question = f"The page leads on to another host: {one_line(address)}"
         patterns = [host[0] + "/*"] if host else []
-        reason = self.refusal("rag_add", [(address,)], question, patterns, flag="")
+        reason = self.refusal(tool, [(address,)], question, patterns, flag="")
         if reason:
             self.console.note(("warn", reason))
         return not reason
@@ -8927,7 +8927,9 @@ def show_report(report, options, console):
     else:
         show_outcomes(report, console)
         tried = " (--dry-run: nothing was written)" if options.dry_run else ""
-        console.say(("bold", count_outcomes(report) + tried))
+        counted = count_outcomes(report)
+        if counted != f"{len(report.failed)} failed":   # each failure is said below
+            console.say(("bold", counted + tried))
     for source, sentence in report.warnings:
         console.note(("warn", f"{one_line(source)}: {sentence}"))
     for source, reason in report.failed:
@@ -9125,8 +9127,8 @@ def show_hit(hit, console):
 def show_explained(row, console):
     """Show what one term of the query gave to each hit."""
     shares = "  ".join(f"[{i}] {share:.2f}" for i, share in enumerate(row["shares"], 1))
-    console.say(f"{one_line(row['token']):<20} in {row['chunks']} chunks, "
-                f"idf {row['idf']:.2f}: {shares}")
+    console.say(f"{one_line(row['token']):<20} chunks {row['chunks']}, "
+                f"idf {row['idf']:.2f}, shares {shares}")
 
 
 def ask_command(options, console):
@@ -9397,6 +9399,7 @@ class Prompt:
         if self._readline:
             self._readline.set_completer(None)
             try:
+                os.makedirs(os.path.dirname(self.history), mode=0o700, exist_ok=True)
                 self._readline.write_history_file(self.history)
             except OSError:
                 pass            # a folder that cannot be written costs the history only

@@ -6179,8 +6179,8 @@ class Test44Intake(unittest.TestCase):
         self.assertEqual(code, 1)
         self.assertEqual(report["added"], ["port.txt"])
         self.assertEqual([row["source"] for row in report["failed"]], ["nowhere.md"])
-        code, _, err = self.project.call("add", "nowhere.md", "-y")
-        self.assertEqual(code, 1)
+        code, out, err = self.project.call("add", "nowhere.md", "-y")
+        self.assertEqual((code, out), (1, ""))
         self.assertEqual(err.count("\n"), 1, err)
 
     def test_p_for_the_whole_project_covers_no_page(self):
@@ -6329,7 +6329,7 @@ class Test45Asking(unittest.TestCase):
             parts = sum(row["shares"][i] for row in data["explain"])
             self.assertAlmostEqual(parts, hit["score"], places=2)
         out = self.project.call("search", "server port", "--explain")[1]
-        self.assertRegex(out, r"port +in 1 chunks, idf \d")
+        self.assertRegex(out, r"port +chunks 1, idf \d\.\d\d, shares \[1\] \d")
 
     def test_ask_refuses_with_exit_3(self):
         code, data = self.project.data("ask", "Who won the football cup in 1954?")
@@ -6625,27 +6625,34 @@ class Test46Prompt(unittest.TestCase):
         self.assertEqual(lr.hide_codes(lr.paint("> ", "bold", True)), hidden)
         self.assertEqual(lr.hide_codes("> "), "> ")
 
-    def test_TRM_3_a_bad_history_is_ignored_and_a_good_one_kept(self):
-        project = Project(self)
-        folder = os.path.join(project.environ["XDG_CONFIG_HOME"], "lightrag")
-        history = os.path.join(folder, "history")
-        os.makedirs(folder)
-        with open(history, "wb") as file:
-            file.write(b"\xff\xfe\0bad\n\x1b[2J\n")
+    def leave_a_line(self, project, line):
+        """Type one line at the prompt of a project, and leave."""
         screen = Screen(project, TERM="xterm")
         screen.wait("> ")
-        screen.type("/search zebra\n")
+        screen.type(line + "\n")
         screen.wait("empty")
-        screen.type("/quit\n")
-        self.assertEqual(screen.end()[0], 0)
-        with open(history, "rb") as file:
-            self.assertIn(b"/search zebra", file.read())
-        os.remove(history)
-        os.mkdir(history)
-        screen = Screen(project, TERM="xterm")
         screen.wait("> ")
         screen.type("\x04")
         self.assertEqual(screen.end()[0], 0)
+
+    def test_TRM_3_history_is_kept_and_a_bad_one_ignored(self):
+        project = Project(self)
+        folder = os.path.join(project.environ["XDG_CONFIG_HOME"], "lightrag")
+        history = os.path.join(folder, "history")
+        self.leave_a_line(project, "/search zebra")
+        self.leave_a_line(project, "/search 斑马")
+        with open(history, encoding="utf-8") as file:
+            lines = [line for line in file.read().splitlines() if line[:1] == "/"]
+        self.assertEqual(lines, ["/search zebra", "/search 斑马"])
+        self.assertEqual(os.stat(history).st_mode & 0o077, 0)
+        with open(history, "wb") as file:
+            file.write(b"\xff\xfe\0bad\n\x1b[2J\n")
+        self.leave_a_line(project, "/search lion")
+        with open(history, "rb") as file:
+            self.assertIn(b"/search lion", file.read())
+        os.remove(history)
+        os.mkdir(history)
+        self.leave_a_line(project, "/search bear")
 
 
 # =============================================================================
