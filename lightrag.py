@@ -99,7 +99,7 @@ from collections import Counter
 from functools import cache, lru_cache, partial, wraps
 from itertools import accumulate, chain, compress
 from itertools import count as counting
-from operator import add
+from operator import add, itemgetter
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -2125,10 +2125,11 @@ def seal(magic, counts, parts):
     """Return parts with a header of five counts before and a CRC32 a block behind."""
     size = HEADER.size + sum(memoryview(part).nbytes for part in parts)
     header = HEADER.pack(magic, *counts, size, 0)[: -COUNT.size]
-    data = b"".join([header, COUNT.pack(zlib.crc32(header)), *parts])
+    data = bytearray().join([header, COUNT.pack(zlib.crc32(header)), *parts])
     blocks = range(0, size, BLOCK_BYTES)
     sums = array("I", [zlib.crc32(data[i : i + BLOCK_BYTES]) for i in blocks])
-    return b"".join([data, sums, COUNT.pack(zlib.crc32(sums))])
+    data += sums.tobytes() + COUNT.pack(zlib.crc32(sums))
+    return data
 
 
 class Sealed:
@@ -2267,8 +2268,7 @@ def build_segment(documents):
                 postings[token] = array("I", (held, high[frequency] | unit))
             else:
                 held.append(high[frequency] | unit)
-    named = ((token.encode(), held) for token, held in postings.items())
-    return _pack_segment(firsts, len(postings), named, beside)
+    return _pack_segment(firsts, postings, beside)
 
 
 def _count_units(documents, firsts, beside):
@@ -2309,25 +2309,27 @@ def merge_segments(segments):
         moves = segment.moves(firsts)
         beside += [segment.beside(unit).tobytes()
                    for unit, new in enumerate(moves) if new != GONE]
-        for name, term in segment.terms():
+        for token, term in segment.terms():
             kept = [value << 24 | moves[unit]
                     for unit, value in zip(*segment.postings(term))
                     if moves[unit] != GONE]
-            if name in merged:
-                merged[name].extend(kept)
+            if token in merged:
+                merged[token].extend(kept)
             elif kept:
-                merged[name] = array("I", kept)
-    return _pack_segment(firsts, len(merged), merged.items(), beside)
+                merged[token] = array("I", kept)
+    return _pack_segment(firsts, merged, beside)
 
 
-def _pack_segment(firsts, terms, postings_by_name, beside):
-    """Lay out a segment of so many (name, posting or array of postings)."""
+def _pack_segment(firsts, terms, beside):
+    """Lay out a segment of {token: posting or array of postings}; empties terms."""
     units = firsts[-1]
     if units > UNIT_MASK:
         raise LimitError(f"An index segment holds {UNIT_MASK} chunks, not {units}")
-    buckets = [([], []) for _ in range(max(1, terms // TERMS_PER_BUCKET))]
+    buckets = [([], []) for _ in range(max(1, len(terms) // TERMS_PER_BUCKET))]
     postings, rows = array("I"), []
-    for name, held in postings_by_name:
+    while terms:        # what is laid out is let go at once: it is half of the memory
+        token, held = terms.popitem()
+        name = token.encode()
         names, numbers = buckets[zlib.crc32(name) * len(buckets) >> 32]
         names.append(name)
         if held.__class__ is int or len(held) == 1:
@@ -2401,12 +2403,12 @@ class Segment(Sealed):
         return names[:count], blob[COUNT.size : names_at]
 
     def terms(self):
-        """Yield (name, Term) of every term."""
+        """Yield (token, Term) of every term."""
         directory = self.view(self.directory, self.table).cast("I")
         for i in range(self.buckets):
             names, numbers = self._bucket(*directory[i : i + 2])
             for name, fields in zip(names, TERM.iter_unpack(numbers)):
-                yield name, Term(*fields)
+                yield name.decode(), Term(*fields)
 
     def row(self, term):
         """Return the impact in every unit, a byte each, of a dense term; else None."""
@@ -2662,7 +2664,7 @@ class Index:
             for segment, unit in units:
                 scores = {unit: 0}
                 if by_segment[segment]:
-                    look_up(scores, segment, by_segment[segment], weight)
+                    _Cursor(segment, by_segment[segment], weight).look_up(scores)
                 shares.append(scores[unit] / SCORE_UNITS)
             rows.append({"token": token, "chunks": self._held(held), "idf": idf,
                          "weight": weight / WEIGHT_UNITS, "shares": shares})
@@ -2718,6 +2720,55 @@ def wanted_units(segment, wanted):
     ]
 
 
+class _Cursor:
+    """One token of a query in one segment."""
+
+    def __init__(self, segment, term, weight):
+        self.segment, self.term, self.weight = segment, term, weight
+        self.bound = term.highest * weight      # the most it can give to a unit
+        self.row, self._postings = segment.row(term), None
+
+    def postings(self):
+        """Return (units, impacts), read once."""
+        if self._postings is None:
+            self._postings = self.segment.postings(self.term)
+        return self._postings
+
+    def add_all(self, scores):
+        """Add what the token gives to every live unit that holds it."""
+        units, impacts = self.postings()
+        gains = zip(units, map(self.weight.__mul__, impacts))
+        if scores:
+            known = scores.get
+            for unit, gain in gains:
+                scores[unit] = known(unit, 0) + gain
+        else:
+            scores.update(gains)
+        if self.segment.dead:
+            for unit in self.segment.dead.intersection(units):
+                del scores[unit]
+
+    def look_up(self, scores):
+        """Add what the token gives to the units that have a score already."""
+        row, weight = self.row, self.weight
+        if row is not None:
+            for unit in scores:
+                scores[unit] += row[unit] * weight
+            return
+        units, impacts = self.postings()
+        if len(scores) * BISECTION_COST > len(units):
+            known = scores.get
+            for unit, value in zip(units, impacts):
+                score = known(unit)
+                if score is not None:
+                    scores[unit] = score + value * weight
+            return
+        for unit in scores:
+            i = bisect_left(units, unit)
+            if i < len(units) and units[i] == unit:
+                scores[unit] += impacts[i] * weight
+
+
 def best_units(segment, weighted, k, least, allowed=None):
     """Return [(score, unit)] of all units that may be among the best k, ties too.
 
@@ -2726,71 +2777,44 @@ def best_units(segment, weighted, k, least, allowed=None):
     allowed   None, or the only units that count
     """
     weighted = sorted(weighted, key=lambda row: row[0].units)
-    bounds = [term.highest * weight for term, weight in weighted]
-    ahead = [*accumulate(reversed(bounds))][::-1]   # what the terms from i on can add
-    if not weighted:
-        return []
+    cursors = [_Cursor(segment, term, weight) for term, weight in weighted]
+    # What the tokens from each on can give at most.
+    ahead = [*accumulate(cursor.bound for cursor in reversed(cursors))][::-1]
     scores, i = {}, 0
     if allowed is not None:
         scores = dict.fromkeys(allowed, 0)
     else:
-        for i, (term, weight) in enumerate(weighted):
-            if term.units > RARE_UNITS and ahead[i] * 2 < ahead[0]:
-                least = raised(least, scores, k)
+        while i < len(cursors):
+            if len(scores) >= k and cursors[i].term.units > RARE_UNITS:
+                least = max(least, promised(scores, cursors[i:], k))
                 if ahead[i] < least:
                     break
-            add_all(scores, segment, term, weight)
-        else:
-            i = len(weighted)
-    for rest, (term, weight) in zip(ahead[i:], weighted[i:]):
+            cursors[i].add_all(scores)
+            i += 1
+    for rest, cursor in zip(ahead[i:], cursors[i:]):
         least = raised(least, scores, k)
         if rest < least:
             scores = {u: score for u, score in scores.items() if score + rest >= least}
-        look_up(scores, segment, term, weight)
+        cursor.look_up(scores)
     least = raised(least, scores, k)
     return [(score, unit) for unit, score in scores.items() if score >= least]
+
+
+def promised(scores, cursors, k):
+    """Return a score that k units have for sure: those ahead so far, scored to the end.
+
+    Half of the work that it saves is the reading of frequent tokens.
+    """
+    leaders = dict(heapq.nlargest(2 * k, scores.items(), key=itemgetter(1)))
+    for cursor in cursors:
+        cursor.look_up(leaders)
+    return raised(0, leaders, k)
 
 
 def raised(least, scores, k):
     """Return the k-th best score, or least when fewer than k reach it."""
     best = [score for score in scores.values() if score >= least]
     return heapq.nlargest(k, best)[-1] if len(best) >= k else least
-
-
-def add_all(scores, segment, term, weight):
-    """Add what a term gives to every live unit that holds it."""
-    units, impacts = segment.postings(term)
-    gains = zip(units, map(weight.__mul__, impacts))
-    if not scores:
-        scores.update(gains)
-    else:
-        known = scores.get
-        for unit, gain in gains:
-            scores[unit] = known(unit, 0) + gain
-    if segment.dead:
-        for unit in segment.dead.intersection(units):
-            del scores[unit]
-
-
-def look_up(scores, segment, term, weight):
-    """Add what a term gives to the units that are scored already, whichever way."""
-    row = segment.row(term)
-    if row is not None:
-        for unit in scores:
-            scores[unit] += row[unit] * weight
-        return
-    units, impacts = segment.postings(term)
-    if len(scores) * BISECTION_COST > term.units:
-        known = scores.get
-        for unit, value in zip(units, impacts):
-            score = known(unit)
-            if score is not None:
-                scores[unit] = score + value * weight
-        return
-    for unit in scores:
-        i = bisect_left(units, unit)
-        if i < term.units and units[i] == unit:
-            scores[unit] += impacts[i] * weight
 
 
 # =============================================================================

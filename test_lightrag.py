@@ -1625,9 +1625,9 @@ def random_documents(count, seed, chunks_max=4):
 
 
 def all_impacts(segment):
-    """Return {(name, unit): impact} of a segment."""
+    """Return {(token, unit): impact} of a segment."""
     return {
-        (name, unit): value for name, term in segment.terms()
+        (token, unit): value for token, term in segment.terms()
         for unit, value in zip(*segment.postings(term))
     }
 
@@ -1668,7 +1668,7 @@ class Test12Segments(unittest.TestCase):
                         counts[token] = counts.get(token, 0) + weight
                 length = round(length / 16) * 16
                 for token, count in counts.items():
-                    expected[token.encode(), unit] = lr.impact(count, length)
+                    expected[token, unit] = lr.impact(count, length)
                 unit += 1
         self.assertEqual(all_impacts(open_segment(documents)), expected)
 
@@ -1680,8 +1680,8 @@ class Test12Segments(unittest.TestCase):
     def test_find_says_the_same_as_terms(self):
         segment = open_segment(random_documents(60, seed=3))
         rows = 0
-        for name, term in segment.terms():
-            self.assertEqual(segment.find(name.decode()), term)
+        for token, term in segment.terms():
+            self.assertEqual(segment.find(token), term)
             units, impacts = segment.postings(term)
             self.assertEqual(list(units), sorted(set(units)))
             self.assertEqual((term.units, term.highest), (len(units), max(impacts)))
@@ -1755,8 +1755,8 @@ def exhaustive(documents, query, k, wanted=None):
     units = []
     for number, document in documents.items():
         impacts = {}
-        for (name, unit), value in all_impacts(open_segment([document])).items():
-            impacts.setdefault(unit, {})[name.decode()] = value
+        for (token, unit), value in all_impacts(open_segment([document])).items():
+            impacts.setdefault(unit, {})[token] = value
         for chunk in range(len(document[2])):
             units.append((number, chunk, impacts.get(chunk, {})))
     def holding(token):
