@@ -5967,13 +5967,16 @@ class _Walk:
             if link:
                 path = os.path.realpath(path)
                 if not is_below(path, self.bounds):
-                    return Skipped(source, f"a link that leads out of {self.bounds}")
+                    reason = f"a link that leads out of {self.bounds}"
+                    return self._unread(entry, reason)
             found = os.stat(path) if link else entry.stat(follow_symlinks=False)
         except OSError as error:
-            return Skipped(source, f"cannot be read: {os_reason(error)}")
+            return self._unread(entry, f"cannot be read: {os_reason(error)}")
         folder = stat.S_ISDIR(found.st_mode)
-        if self.wanted and not self.wanted(self._inside(entry.path), folder):
+        if not self._is_wanted(entry, folder):
             return None
+        if folder and entry.name.lower() == ".lightrag":
+            return None                 # nobody expects an answer from it
         reason = self._reason(entry, path, found, rules)
         if folder and link and self.wanted and not reason:
             reason = "a link to a folder: add that folder by its name"
@@ -6003,8 +6006,14 @@ class _Walk:
         source = "/".join(names)
         return secret_reason(source + "/") if folder else file_reason(source, found)
 
-    def _inside(self, path):
-        return path[len(os.path.join(self.top, "")) :].replace(os.sep, "/")
+    def _is_wanted(self, entry, folder):
+        inside = entry.path[len(os.path.join(self.top, "")) :].replace(os.sep, "/")
+        return not self.wanted or self.wanted(inside, folder)
+
+    def _unread(self, entry, reason):
+        """Skip what may be a file or a folder; -> Skipped, or None if not wanted."""
+        wanted = self._is_wanted(entry, folder=False)
+        return Skipped(source_name(entry.path, self.root), reason) if wanted else None
 
     def _rules_above(self, folder):
         """Collect the rules that the folders above a folder make for it.
@@ -6697,9 +6706,10 @@ def _page(reply):
 #    Uses: Settings, Lists, Errors, Documents, Paths, Addresses, Files, Folders, Pages
 # =============================================================================
 
-# First a plan, which names every source and opens none; after the yes, the bytes.  What
-# a rule leaves out (a secret, a binary, an ignored file) is skipped, also when it was
-# named; what was named and is not there has failed.
+# First a plan, which names every source and takes nothing in; after the yes, the bytes.
+# A plan looks at the first bytes of a file, so that nobody is asked about binaries and
+# keys, again with each sync.  What a rule leaves out (a secret, a binary, an ignored
+# file) is skipped, also when it was named; what was named and is not there has failed.
 
 
 class Candidate(NamedTuple):
@@ -6713,7 +6723,7 @@ class Candidate(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What the named sources come to, before any byte is read."""
+    """What the named sources come to, before anything is taken in."""
 
     candidates: list
     skipped: list       # (source, reason)
@@ -6727,7 +6737,7 @@ def has_magic(argument):
 
 
 def plan_sources(arguments, root, cwd):
-    """Find what the arguments name; opens nothing.
+    """Find what the arguments name; of a file only the first bytes are looked at.
 
     arguments  files, folders, globs (with **), addresses, "-" for standard input
     root       str, what source names are relative to
@@ -6813,7 +6823,7 @@ def _plan_path(plan, path, root):
             _plan_walk(plan, walk_folder(path, root), source)
     elif reason := sort_reason(found.st_mode):
         raise SourceError(reason)
-    elif reason := file_reason(source, found):
+    elif reason := file_reason(source, found) or content_reason(_head(path), source):
         plan.skipped.append((source, reason))
     else:
         size, mtime_ns = found.st_size, found.st_mtime_ns
@@ -6827,11 +6837,18 @@ def _plan_walk(plan, items, root_source):
     """
     candidates, skipped = [], []
     for item in items:
-        if isinstance(item, Found):
-            size, mtime_ns = item.size, item.mtime_ns
-            candidates.append(Candidate(item.source, item.path, size, mtime_ns))
-        else:
+        if isinstance(item, Skipped):
             skipped.append(tuple(item))
+            continue
+        path, source, size, mtime_ns = item
+        try:
+            reason = content_reason(_head(path), source)
+        except SourceError as error:
+            reason = str(error)
+        if reason:
+            skipped.append((source, reason))
+        else:
+            candidates.append(Candidate(source, path, size, mtime_ns))
     plan.candidates.extend(candidates)
     plan.skipped.extend(skipped)
     if not candidates:
@@ -6897,16 +6914,35 @@ def read_source(candidate, approve, stdin):
     else:
         _check_path(candidate.path)
         data = read_bytes(candidate.path, FILE_BYTES_MAX)
+    if reason := content_reason(data[:SNIFF_BYTES], source, content_type, charset):
+        raise SkipError(reason)
     if data.startswith(b"%PDF-"):
-        return data, source, "application/pdf", ""
-    head = data[:SNIFF_BYTES]
-    if _SECRET_TEXT.search(head):
-        raise SkipError("holds a private key")
+        content_type = "application/pdf"
+    return data, source, content_type, charset
+
+
+def content_reason(head, source, content_type="", charset=""):
+    """Say why a source is left out by its first bytes; empty when it is not.
+
+    >>> content_reason(b"GIF89a\\0\\1", "logo"), content_reason(b"text", "notes")
+    ('binary (it holds NUL bytes)', '')
+    """
+    if b"PRIVATE" in head and _SECRET_TEXT.search(head):
+        return "holds a private key"
     packed = kind_of(source) in _PACKED_KINDS or _PACKED_TYPES.search(content_type)
     wide = head.startswith(_WIDE_MARKS) or charset.lower().startswith("utf-16")
-    if b"\0" in head and not packed and not wide:
-        raise SkipError("binary (it holds NUL bytes)")
-    return data, source, content_type, charset
+    if b"\0" not in head or packed or wide or head.startswith(b"%PDF-"):
+        return ""
+    return "binary (it holds NUL bytes)"
+
+
+def _head(path):
+    """Return the first bytes of a file, or raise SourceError."""
+    try:
+        with open_regular(path) as file:
+            return file.read(SNIFF_BYTES)
+    except OSError as error:
+        raise SourceError(f"cannot be read: {os_reason(error)}") from None
 
 
 def _check_path(path):
@@ -7765,8 +7801,8 @@ def root_of(home):
 #    Uses: Settings, Errors, Prose, Chunks, Documents, Folders, Sources, Knowledge
 # =============================================================================
 
-# The only way in.  A plan says what would enter, and reads nothing; the face asks; only
-# then are sources read, and the file is written once for all of them.
+# The only way in.  A plan says what would enter, and takes nothing in; the face asks;
+# only then are sources read, and the file is written once for all of them.
 
 
 class Report(NamedTuple):
