@@ -4425,15 +4425,15 @@ class PageCases(OnBothTransports):
         drip = [bytes([b]) for b in answer(200, Content_Type="text/html; x=" + "y" * 99)]
         for name, script in (
             ("silent", ["stall"]), ("silent body", [head, "stall"]),
-            ("body drips", [head, *byte * 30]),
+            ("body drips", [head, *byte * 60]),
             ("chunk size drips", [answer(200, length=False, Transfer_Encoding="chunked"),
-                                  *[b"0", 0.1] * 30]),
+                                  *[b"0", 0.1] * 60]),
             ("headers drip", [step for b in drip for step in (b, 0.1)]),
         ):
             with self.subTest(name), ScriptedServer([script]) as server:
                 started = time.monotonic()
                 self.error(lr.NetworkError, server.url, "time" if "sil" in name else "0.7 s")
-                self.assertLess(time.monotonic() - started, 1.7)
+                self.assertLess(time.monotonic() - started, 4)
 
     def test_SEC_5_false_labels(self):
         for label, words in (("gzip", "not"), ("deflate", "not"), ("br", "'br'"),
