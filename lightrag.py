@@ -10416,7 +10416,7 @@ def report_json(report):
 
 # =============================================================================
 # 49. Asking -- the commands that list, show, search and ask
-#    Uses: Settings, Errors, Prose, Answers, Ingest, Intake
+#    Uses: Settings, Errors, Prose, Decoding, Answers, Ingest, Intake
 # =============================================================================
 
 # The commands that only read.  JSON keeps every field of a record; lines keep what a
@@ -10623,8 +10623,7 @@ def bare_call(console):
     """
     if console.stdin.isatty():
         return ["chat"]
-    data = console.binary_in.read(QUESTION_BYTES_MAX)
-    question = data.decode("utf-8", "replace").strip()
+    question = decode(console.binary_in.read(QUESTION_BYTES_MAX))[0].strip()
     if not question:
         raise UsageError("no command and no question; --help lists the commands")
     return ["ask", "--", question]
@@ -10681,7 +10680,7 @@ class Talk:
 
 # =============================================================================
 # 50. Prompt -- the interactive prompt
-#    Uses: Settings, Errors, Prose, Console, Arguments
+#    Uses: Settings, Errors, Prose, Decoding, Console, Arguments
 # =============================================================================
 
 # A line is a command with a slash, or a question.  Commands stand in a table that is
@@ -10891,7 +10890,7 @@ def mend(line, encoding):
     """
     if not SURROGATE.search(line):
         return line
-    return line.encode(encoding, "surrogateescape").decode("gb18030", "replace")
+    return decode(line.encode(encoding, "surrogateescape"))[0]
 
 
 # =============================================================================

@@ -7377,6 +7377,47 @@ class Test49Asking(unittest.TestCase):
         out = self.project.call("search", "server port", "--explain")[1]
         self.assertRegex(out, r"port +chunks 1, idf \d\.\d\d, shares \[1\] \d")
 
+    def test_a_question_piped_in(self):
+        for data in (self.QUESTION.encode(), self.QUESTION.encode("gb18030")):
+            with self.subTest(data=data[:4]):
+                code, out, _ = self.project.call(stdin=data + b"\n")
+                self.assertEqual(code, 0)
+                self.assertIn("4000", out)
+        self.assertEqual(self.project.data(stdin=self.QUESTION.encode())[0], 0)
+        code, _, err = self.project.call(stdin=b" \n")
+        self.assertEqual(code, 2)
+        self.assertIn("--help", err)
+
+    def test_ask_answers_with_a_citation(self):
+        code, data = self.project.data("ask", self.QUESTION)
+        self.assertEqual(code, 0)
+        self.assertEqual(list(data), ["question", "answer", "refused", "mode", "citations",
+                                      "steps", "usage", "warnings"])
+        self.assertEqual((data["mode"], data["refused"], data["steps"]),
+                         ("extract", False, []))
+        self.assertIn("4000", data["answer"])
+        self.assertIn("[1]", data["answer"])
+        cited = data["citations"][0]
+        self.assertEqual(list(cited), ["n", "supported", *self.HIT])
+        self.assertEqual((cited["source"], cited["line"], cited["title"]),
+                         ("notes/day5.md", 5, "Day 5 学习笔记"))
+        _, out, _ = self.project.call("ask", *self.QUESTION)
+        self.assertIn("[1] Day 5 学习笔记", out)
+        self.assertIn("notes/day5.md:5-5", out)
+        self.assertIn("原文摘录", out)
+
+    def test_search_within(self):
+        words = ("search", "the planner listens", "-k", "9")
+        found = {h["source"] for h in self.project.data(*words)[1]["hits"]}
+        self.assertEqual(found, {"notes/planner.md", "port.txt"})
+        for extra, source in ((("-s", "notes"), "notes/planner.md"),
+                              (("-s", "./port.txt"), "port.txt"),
+                              (("--kind", "markdown"), "notes/planner.md"),
+                              (("-k1", "-s", "*.txt"), "port.txt")):
+            with self.subTest(extra=extra):
+                hits = self.project.data(*words, *extra)[1]["hits"]
+                self.assertEqual([h["source"] for h in hits], [source])
+
     def test_ask_refuses_with_exit_3(self):
         code, data = self.project.data("ask", "Who won the football cup in 1954?")
         self.assertEqual((code, data["refused"], data["citations"]), (3, True, []))
@@ -7727,6 +7768,33 @@ class Test51CommandLine(unittest.TestCase):
                 self.assertEqual(lr.whole_characters(text), wanted)
                 self.assertEqual(lr.printable(text), wanted)
 
+    def test_TRM_2_every_command_under_every_encoding(self):
+        commands = [("list",), ("status",), ("show", "notes/day5.md"), ("search", "planner"),
+                    ("ask", self.QUESTION), ("add", "notes", "-y"), ("sync", "-y"),
+                    ("remove", "notes/planner.md", "--dry-run"), ("--help",),
+                    ("ask", self.QUESTION, "--json")]
+        for encoding in ("gbk", "cp1252", "ascii"):
+            for words in commands:
+                with self.subTest(encoding=encoding, words=words):
+                    console, out, err = console_over(encoding)
+                    self.assertEqual(self.project.call(*words, console=console)[0], 0)
+                    self.assertEqual(err.getvalue(), b"")
+                    self.assertTrue(out.getvalue().decode(encoding))
+
+    def test_TRM_2_a_process_under_every_encoding(self):
+        for encoding in ("gbk:strict", "cp1252:strict", "ascii:strict"):
+            with self.subTest(encoding=encoding):
+                run = self.project.run("ask", self.QUESTION, PYTHONIOENCODING=encoding)
+                self.assertEqual((run.returncode, run.stderr), (0, b""))
+                self.assertIn("[1] Day 5 ", run.stdout.decode(encoding[:-7]))
+                run = self.project.run("ask", self.QUESTION, "--json",
+                                       PYTHONIOENCODING=encoding)
+                cited = json.loads(run.stdout.decode(encoding[:-7]))["citations"][0]
+                self.assertEqual(cited["title"], "Day 5 学习笔记")
+        self.assertIn(b"[1] Day 5 \\u5b66\\u4e60\\u7b14\\u8bb0, ",
+                      self.project.run("ask", self.QUESTION, "-k1", "--",
+                                       PYTHONIOENCODING="ascii").stdout)
+
     def test_exit_codes(self):
         cases = [(("list",), 0), (("-V",), 0), (("nowhere",), 2), (("search",), 2),
                  (("search", "xyzzy"), 3), (("show", "nowhere"), 3), ((), 2),
@@ -7775,11 +7843,21 @@ class Test51CommandLine(unittest.TestCase):
     def test_ctrl_c_is_quiet(self):
         if os.name == "nt":
             self.skipTest("no such signals on Windows")
-        process = self.project.start(stdin=subprocess.PIPE)
-        time.sleep(1)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
-        self.assertEqual((process.returncode, out, err.strip()), (130, b"", b""))
+        code = (
+            "import io, os, runpy, signal, sys, time\n"
+            "class Waiting(io.RawIOBase):\n"
+            "    def read(self, size):\n"
+            "        os.kill(os.getpid(), signal.SIGINT)\n"
+            "        time.sleep(20)\n"
+            "sys.stdin = io.TextIOWrapper(Waiting())\n"
+            "sys.argv = sys.argv[1:]\n"
+            "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        )
+        for words in ((), ("add", "-", "-y"), ("--json",)):
+            with self.subTest(words=words):
+                run = self.project.run(*words, python=("-c", code))
+                self.assertEqual((run.returncode, run.stdout, run.stderr.strip()),
+                                 (130, b"", b""))
 
     def test_PRM_1_at_a_real_terminal(self):
         for typed, code in (("y\n", 0), ("\x04", 5), ("\x03", 5), ("n\n", 5)):
