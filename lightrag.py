@@ -8211,7 +8211,7 @@ class Ingest:
         self.report.failed.extend(plan.fresh.failed)
         known = [self._candidate(source) for source in plan.known]
         candidates = [*known, *plan.fresh.candidates]
-        self._enter_all(candidates, self.knowledge.chunker_of, recut)
+        self._enter_all(candidates, self.knowledge.chunker_of, recut, drop_gone=True)
         for source in plan.gone:
             self._drop(source)
         return self._finish()
@@ -8243,18 +8243,19 @@ class Ingest:
     def _candidate(self, source):
         return Candidate(source, source_path(source, self.knowledge.root), 0, 0)
 
-    def _enter_all(self, candidates, chunker_of, recut=False):
+    def _enter_all(self, candidates, chunker_of, recut=False, drop_gone=False):
         for done, candidate in enumerate(candidates):
             source = candidate.source
             self.progress(done, len(candidates), source)
             try:
                 outcome = self._enter(candidate, chunker_of(source), recut)
-            except PageGoneError:
-                self._drop(source)
             except SkipError as error:
                 self.report.skipped.append((source, str(error)))
             except (SourceError, NetworkError, DeniedError) as error:
-                self.report.failed.append((source, str(error)))
+                if drop_gone and isinstance(error, PageGoneError):
+                    self._drop(source)
+                else:
+                    self.report.failed.append((source, str(error)))
             else:
                 getattr(self.report, outcome).append(source)
         self.progress(len(candidates), len(candidates), "")

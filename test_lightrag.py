@@ -7236,6 +7236,38 @@ class Test48Intake(unittest.TestCase):
         self.assertEqual(self.project.call("add", "new.md")[0], 0)
         self.assertEqual(self.project.call("add", "http://127.0.0.1:9/x")[0], 5)
 
+    def test_a_page_that_fails_or_goes_away(self):
+        state = {}
+        body = b"<title>Walrus</title><p>A walrus sleeps on the ice.</p>"
+        with ScriptedServer(lambda request: [state["answer"]]) as server:
+            url = server.url + "/page"
+            state["answer"] = answer(404, b"no")
+            code, report = self.project.data("add", url, "-y")
+            self.assertEqual((code, report["removed"]), (1, []))
+            self.assertEqual([row["source"] for row in report["failed"]], [url])
+            state["answer"] = answer(200, body, Content_Type="text/html")
+            self.assertEqual(self.project.data("add", url, "-y")[1]["added"], [url])
+            for command, status in (("add", 404), ("add", 500), ("sync", 500)):
+                state["answer"] = answer(status, b"no")
+                words = (url, "-y") if command == "add" else ()
+                code, report = self.project.data(command, *words)
+                self.assertEqual((code, len(report["failed"])), (1, 1), (command, status))
+                self.assertEqual(self.sources(), [url])
+            state["answer"] = answer(410, b"gone")
+            code, report = self.project.data("sync")
+            self.assertEqual((code, report["removed"], self.sources()), (0, [url], []))
+
+    def test_SEC_1_yes_does_not_cover_where_a_page_leads(self):
+        with ScriptedServer([[answer(200, b"inside", Content_Type="text/plain")]]) as there:
+            leading = [answer(302, Location=there.url + "/x")]
+            with ScriptedServer([leading]) as here:
+                code, report = self.project.data("add", here.url, "-y")
+                self.assertEqual((code, len(report["failed"])), (1, 1))
+                self.assertEqual(there.requests, [])
+                allow = ("--allow", f"rag_add({there.url}/*)")
+                self.assertEqual(self.project.data("add", here.url, "-y", *allow)[0], 0)
+                self.assertEqual(len(there.requests), 1)
+
     def test_recut_after_a_change_of_chunker(self):
         text = " ".join(f"This is sentence {n} of a text." for n in range(30))
         self.project.write("notes/long.txt", text)
