@@ -291,7 +291,6 @@ PAGE_HEADERS = {
 }
 
 # Sources
-SNIFF_BYTES = 8192          # a NUL in them means binary, as git has it
 PDF_TIMEOUT_S = 60          # pdftotext takes a second for 250 pages
 PDF_LINE_CHARS = 45         # a line that may be two lines of prose side by side
 PDF_HALF_CHARS = 20         # either of the two; the cells of a table are shorter
@@ -598,7 +597,7 @@ class LostError(NetworkError):
 
 
 class SkipError(SourceError):
-    """A source was opened and is not wanted: a binary, a private key."""
+    """A source was opened and is not wanted: a binary, a private key, no words."""
 
 
 class LimitError(LightragError):
@@ -3850,17 +3849,18 @@ def read_document(data, name, content_type="", charset=""):
     content_type  str, the media type a server declared, or empty
     charset       str, the label a server declared, or empty
     ->            Parsed
-    Raises        SourceError when there is nothing to index, or no reader for it
+    Raises        SkipError when there is nothing to index, SourceError when it is
+                  damaged or there is no reader for it
     """
     if not data.strip():
-        raise SourceError("it is empty: nothing to index")
+        raise SkipError("it is empty: nothing to index")
     kind = _kind_for(data, name, content_type)
     if looks_binary(data):
-        raise SourceError("it looks binary, not like text")
+        raise SkipError("it looks binary, not like text")
     declared = re.search(r"charset\s*=\s*[\"']?([\w.:-]+)", content_type, re.IGNORECASE)
     title, text, warnings = READERS[kind](data, charset or (declared or ("", ""))[1])
     if not re.search(r"[^\W_]", text):
-        raise SourceError("there are no words in it: nothing to index")
+        raise SkipError("there are no words in it: nothing to index")
     warnings = tuple(warning for warning in warnings if warning)
     return Parsed(title or base_name(name), kind, text, warnings)
 
@@ -5450,7 +5450,6 @@ def with_rule(config, project, rule):
 # list of secret names is written in the same language, because readers know it and
 # negation says the exceptions.
 
-HOME_REASON = HEAVY_FOLDERS[".lightrag"]
 _PATTERN_PARTS = re.compile(
     r"\*+|\\.|\[(?P<set>[!^]?\]?(?:\[:\w*:\]|\\.|[^\]\\])*)\]|.", re.DOTALL
 )
@@ -6218,12 +6217,14 @@ def source_path(source, root):
     return path
 
 
-def file_reason(source, found):
-    """Say why a file is left out by its name, sort or size; empty when it is not.
+def entry_reason(source, found):
+    """Say why a file or folder is left out by its name, sort or size, or "".
 
     source  str, as source_name gives it
     found   os.stat_result
     """
+    if stat.S_ISDIR(found.st_mode):
+        return secret_reason(source + "/")
     reason = sort_reason(found.st_mode) or secret_reason(source)
     if reason or binary_reason(source):
         return reason or binary_reason(source)
@@ -6232,14 +6233,14 @@ def file_reason(source, found):
     return "" if found.st_size else "empty"
 
 
-def walk_folder(folder, root, wanted=None):
+def walk_folder(folder, root, pattern=""):
     """Yield what a folder holds, Found and Skipped, in an order that never changes.
 
-    folder  str, given by the user, so no rule is asked about the folder itself
-    root    str, what source names are relative to; links may lead anywhere in it
-    wanted  callable(path below folder, is it a folder) -> bool, or None for all
+    folder   str, given by the user, so no rule is asked about the folder itself
+    root     str, what source names are relative to; links may lead anywhere in it
+    pattern  str, a glob below the folder, or empty for all
     """
-    return _Walk(folder, root, wanted).items()
+    return _Walk(folder, root, glob_filter(pattern) if pattern else None).items()
 
 
 class _Walk:
@@ -6323,8 +6324,7 @@ class _Walk:
             return "this tool itself"
         if rule and not rule.startswith("!"):
             return f"ignored by {file} ({rule})"
-        source = "/".join(names)
-        return secret_reason(source + "/") if folder else file_reason(source, found)
+        return entry_reason("/".join(names), found)
 
     def _is_wanted(self, entry, folder):
         inside = entry.path[len(os.path.join(self.top, "")) :].replace(os.sep, "/")
@@ -7020,7 +7020,7 @@ def _page(reply):
 
 # =============================================================================
 # 33. Sources -- path, folder, glob, URL or standard input to raw documents
-#    Uses: Settings, Errors, Documents, Paths, Addresses, Files, Folders, Pages
+#    Uses: Settings, Errors, Decoding, Documents, Addresses, Files, Folders, Pages
 # =============================================================================
 
 # First a plan, which names every source and takes nothing in; after the yes, the bytes.
@@ -7131,16 +7131,16 @@ def _plan_path(plan, path, root):
         found = os.stat(path)
     except OSError as error:
         raise SourceError(f"cannot be read: {os_reason(error)}") from None
+    folder = stat.S_ISDIR(found.st_mode)
     if ".lightrag" in source.lower().split("/"):
-        plan.skipped.append((source, HOME_REASON))
-    elif stat.S_ISDIR(found.st_mode):
-        if reason := secret_reason(source + "/"):
-            plan.skipped.append((source + "/", reason))
-        else:
-            _plan_walk(plan, walk_folder(path, root), source)
-    elif reason := sort_reason(found.st_mode):
-        raise SourceError(reason)
-    elif reason := file_reason(source, found) or content_reason(_head(path), source):
+        plan.skipped.append((source, "the knowledge base itself"))
+    elif sort_reason(found.st_mode) and not folder:
+        raise SourceError(sort_reason(found.st_mode))
+    elif reason := entry_reason(source, found):
+        plan.skipped.append((source + "/" * folder, reason))
+    elif folder:
+        _plan_walk(plan, walk_folder(path, root), source)
+    elif reason := content_reason(_head(path), source):
         plan.skipped.append((source, reason))
     else:
         size, mtime_ns = found.st_size, found.st_mtime_ns
@@ -7182,7 +7182,7 @@ def _plan_glob(plan, pattern, root, cwd):
     pattern = "/".join(name for name in names[first:] if name not in ("", "."))
     if not os.path.isdir(folder):
         raise SourceError(f"there is no folder {folder}")
-    items = list(walk_folder(folder, root, glob_filter(pattern)))
+    items = list(walk_folder(folder, root, pattern))
     if not items:
         raise SourceError("no file matches")
     base = re.sub(r"([*?[])", r"[\1]", source_name(folder, root))
@@ -7206,7 +7206,6 @@ def _nearest(argument, cwd):
 _SECRET_TEXT = re.compile(
     rb"\A\s*-----BEGIN [A-Z0-9 ]*PRIVATE KEY|\"private_key\"\s*:\s*\"-----BEGIN"
 )
-_WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")     # UTF-16 and UTF-32
 _PACKED_KINDS = ("docx", "pptx", "xlsx", "epub")
 _PACKED_TYPES = re.compile("officedocument|epub")
 
@@ -7231,33 +7230,32 @@ def read_source(candidate, approve, stdin):
     else:
         _check_path(candidate.path)
         data = read_bytes(candidate.path, FILE_BYTES_MAX)
-    if reason := content_reason(data[:SNIFF_BYTES], source, content_type, charset):
+    if reason := content_reason(data[:HEAD_BYTES], source, content_type):
         raise SkipError(reason)
     if data.startswith(b"%PDF-"):
         content_type = "application/pdf"
     return data, source, content_type, charset
 
 
-def content_reason(head, source, content_type="", charset=""):
+def content_reason(head, source, content_type=""):
     """Say why a source is left out by its first bytes; empty when it is not.
 
     >>> content_reason(b"GIF89a\\0\\1", "logo"), content_reason(b"text", "notes")
-    ('binary (it holds NUL bytes)', '')
+    ('binary (by its first bytes)', '')
     """
     if b"PRIVATE" in head and _SECRET_TEXT.search(head):
         return "holds a private key"
     packed = kind_of(source) in _PACKED_KINDS or _PACKED_TYPES.search(content_type)
-    wide = head.startswith(_WIDE_MARKS) or charset.lower().startswith("utf-16")
-    if b"\0" not in head or packed or wide or head.startswith(b"%PDF-"):
+    if packed or head.startswith(b"%PDF-") or not looks_binary(head):
         return ""
-    return "binary (it holds NUL bytes)"
+    return "binary (by its first bytes)"
 
 
 def _head(path):
     """Return the first bytes of a file, or raise SourceError."""
     try:
         with open_regular(path) as file:
-            return file.read(SNIFF_BYTES)
+            return file.read(HEAD_BYTES)
     except OSError as error:
         raise SourceError(f"cannot be read: {os_reason(error)}") from None
 
