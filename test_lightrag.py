@@ -2711,6 +2711,34 @@ class Test20Answers(unittest.TestCase):
             "changed since it was added",
         )
 
+    def test_the_sample_notes_answer_and_refuse(self):
+        folder = os.path.join(HERE, "notes")
+        names = [n for n in sorted(os.listdir(folder)) if n.endswith((".html", ".md"))]
+        for wanted in (["day5.html"], ["day5.html", "day9.html"], names):
+            base = lr.Knowledge(None)
+            for name in wanted:
+                with open(os.path.join(folder, name), "rb") as file:
+                    parsed = lr.read_document(file.read(), name)
+                base.add_text(parsed.text, name, parsed.title, parsed.kind)
+            for question, said in (
+                ("历史压缩的触发阈值是多少？", "4000"),
+                ("这套笔记里，历史压缩相关的触发阈值是多少？", "4000"),
+                ("What is the default of MAX_HISTORY_CHARS?", "4000"),
+                ("压缩时保留最近几条消息？", "6 条"),
+                ("今天踩了哪些坑？", "3. 把摘要放进系统提示里"),
+                ("火星的首都在哪里？", ""),
+                ("谁是美国总统？", ""),
+                ("What is the boiling point of tungsten?", ""),
+                ("How do I install Kubernetes?", ""),
+            ):
+                with self.subTest(documents=len(wanted), question=question):
+                    answer = lr.extract(question, base.search(question), base.idf)
+                    self.assertEqual(answer.refused, not said, answer.text)
+                    self.assertIn(said, answer.text)
+                    if said:
+                        first = answer.citations[0].hit
+                        self.assertEqual(first.title, "Day 5 学习笔记")
+
     def test_small_bases_answer_and_refuse(self):
         note = (
             "# Day 5 学习笔记\n\n历史太长时要压缩，否则费用越来越高。\n"
