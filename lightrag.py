@@ -163,10 +163,10 @@ CODE_LINES_PER_CHUNK = 25   # where code has no outline
 # Segments
 # Chosen on the judged sets, all languages together (notes/ranking.md).
 BM25_K1 = 1.0
-BM25_B = 0.75
+BM25_B = 0.8
 REFERENCE_BYTES = 585       # of a chunk that counts as neither long nor short
 LENGTH_STEP_BYTES = 16      # lengths are rounded to it, so that few impacts differ
-TITLE_WEIGHT = 2.5          # a token of the title counts as so many of the text
+TITLE_WEIGHT = 3            # a token of the title counts as so many of the text
 HEADING_WEIGHT = 1.0        # most chunks begin with their heading, so it counts twice
 LEAD_WEIGHT = 0.2           # added to a token among the first of its chunk
 LEAD_TOKENS = 30
@@ -178,6 +178,7 @@ DENSE_SHARE = 16            # a term in more than 1/16 of the units has a row of
 # Ranking
 HITS = 4                    # passages a question gets when nobody says otherwise
 SIGN_SHARE = 0.1            # of a pair's weight that each of its signs gets beside it
+RARITY_POWER = 1.15         # of idf: rare words say a little more than BM25 has it
 COHESION_SHARE = 0.5        # of a pair's weight that hangs on its being a word
 FINALISTS = 10              # so many are looked at once more; 60 are no better
 NEIGHBOUR_SHARE = 0.15      # of the mean of two words, when they stand side by side
@@ -430,7 +431,7 @@ a an the and or of in on at to for by with from as into is are was were be been 
 do does did done can could should would will shall may might must have has had
 what which who whom whose when where why how that this these those it its there their
 they them he she his her him you your i my me we our us if so than then
-tell explain describe give please
+tell explain describe give please purpose used many much name named called according
 """
 # The same in Chinese, as patterns, longest first; 几何 (geometry) is no question.
 QUESTION_PHRASES = """
@@ -2262,7 +2263,7 @@ def impact(frequency, length):
     length     of the unit in bytes of UTF-8, fields weighted alike: a measure that
                is fair to all scripts, a Han sign being half a word in both
     >>> impact(1, REFERENCE_BYTES), impact(2, REFERENCE_BYTES), impact(9, 9)
-    (128, 170, 248)
+    (128, 170, 249)
     """
     k = BM25_K1 * (1 - BM25_B + BM25_B * length / REFERENCE_BYTES)
     return max(1, round(255 * frequency / (frequency + k)))
@@ -2652,7 +2653,7 @@ class Index:
         rows = []
         for token, weight in wanted.items():
             idf = self._idf(held[token])
-            weight = max(1, round(idf * weight * WEIGHT_UNITS))
+            weight = max(1, round(idf ** RARITY_POWER * weight * WEIGHT_UNITS))
             rows.append((token, idf, weight, found[token]))
         return rows
 

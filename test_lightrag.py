@@ -1642,7 +1642,7 @@ class Test12Segments(unittest.TestCase):
     """Postings as bytes: what goes in comes out, and damage is noticed."""
 
     def test_impact_by_hand(self):
-        # k = 1.0 x (1 - 0.75 + 0.75 x 1) = 1.0;  255 x 1 / (1 + 1.0) = 127.5
+        # k = 1.0 x (1 - 0.8 + 0.8 x 1) = 1.0;  255 x 1 / (1 + 1.0) = 127.5
         self.assertEqual(lr.impact(1, lr.REFERENCE_BYTES), 128)
         for frequency in (1, 2, 5, 63, 64, 1000):
             for length in (1, 10, 100, 1000, 10**6):
@@ -1773,7 +1773,8 @@ def exhaustive(documents, query, k, wanted=None):
     for token, weight in asked.items():
         held = holding(token)
         idf = math.log(1 + (len(units) - held + 0.5) / (held + 0.5))
-        weight = max(1, round(idf * weight * lr.WEIGHT_UNITS))
+        rarity = idf ** lr.RARITY_POWER
+        weight = max(1, round(rarity * weight * lr.WEIGHT_UNITS))
         for number, chunk, impacts in units:
             if token in impacts and (wanted is None or wanted(number)):
                 place = number, chunk
