@@ -5629,6 +5629,11 @@ def _binary_kinds():
     return {s: kind for kind, line in BINARY_SUFFIXES.items() for s in line.split()}
 
 
+def has_magic(argument):
+    """Tell whether an argument is a glob."""
+    return any(sign in argument for sign in "*?[")
+
+
 def glob_filter(pattern):
     """Return a function (path, is it a folder) -> whether a walk for a glob wants it.
 
@@ -6380,6 +6385,27 @@ def _ruling(path, folder, rules):
     return "", ""
 
 
+def in_scope(source, scopes):
+    """Tell whether a source is named by one of the scopes; no scopes means all.
+
+    scopes  names of sources or folders (. is the root), beginnings of addresses, or
+            globs; a glob without / goes by the last part of the name
+    >>> in_scope("notes/a.md", ["notes"]), in_scope("notes2/a.md", ["notes"])
+    (True, False)
+    >>> in_scope("notes/a.md", ["*.md"]), in_scope("n/d/a.md", ["n/*.md"])
+    (True, False)
+    """
+    for scope in scopes:
+        if source == scope or source.startswith(scope.rstrip("/") + "/"):
+            return True
+        if scope == "." and not os.path.isabs(source) and not is_address(source):
+            return True
+        name = source if "/" in scope else source.rsplit("/", 1)[-1]
+        if has_magic(scope) and glob_filter(scope)(name, False):
+            return True
+    return not scopes
+
+
 def find_home(cwd, user_home=None):
     """Return the folder that holds, or will hold, the knowledge base of a folder.
 
@@ -7021,7 +7047,7 @@ def _page(reply):
 
 # =============================================================================
 # 33. Sources -- path, folder, glob, URL or standard input to raw documents
-#    Uses: Settings, Errors, Decoding, Documents, Addresses, Files, Folders, Pages
+#    Uses: Settings, Errors, Decoding, Documents, Paths, Addresses, Files, Folders, Pages
 # =============================================================================
 
 # First a plan, which names every source and takes nothing in; after the yes, the bytes.
@@ -7047,11 +7073,6 @@ class Plan(NamedTuple):
     skipped: list       # (source, reason)
     failed: list        # (source, reason)
     roots: list         # canonical folders and globs among the arguments
-
-
-def has_magic(argument):
-    """Tell whether an argument is a glob."""
-    return any(sign in argument for sign in "*?[")
 
 
 def plan_sources(arguments, root, cwd):
@@ -7804,22 +7825,6 @@ def mapped(path):
 # the file, or for a new one the next that is free.
 
 
-def in_scope(source, scopes):
-    """Tell whether a source is named by one of the scopes; no scopes means all.
-
-    scopes  names of sources or folders, addresses' beginnings, or globs
-    >>> in_scope("notes/a.md", ["notes"]), in_scope("notes2/a.md", ["notes"])
-    (True, False)
-    """
-    for scope in scopes:
-        folder = scope.rstrip("/") + "/"
-        if source == scope or scope == "." or source.startswith(folder):
-            return True
-        if fnmatch.fnmatchcase(source, scope):
-            return True
-    return not scopes
-
-
 class Knowledge:
     """The documents of one project and the index over them.
 
@@ -8075,8 +8080,8 @@ class Knowledge:
     def chunker_of(self, source):
         """Return the way of cutting that was chosen for a source."""
         covering = [r for r in self.roots if in_scope(source, [r["source"]])]
-        longest = max(covering, key=lambda root: len(root["source"]), default=None)
-        return longest["chunker"] if longest else "auto"
+        longest = max(covering, key=lambda root: len(root["source"]), default={})
+        return longest.get("chunker", "auto")
 
     def save(self):
         """Write the collected changes; nothing is written when there are none.
@@ -8114,7 +8119,7 @@ def root_of(home):
 
 # =============================================================================
 # 37. Ingest -- plan, ask, add, sync and remove
-#    Uses: Settings, Errors, Prose, Chunks, Documents, Folders, Sources, Knowledge
+#    Uses: Settings, Errors, Prose, Chunks, Documents, Paths, Folders, Sources
 # =============================================================================
 
 # The only way in.  A plan says what would enter, and takes nothing in; the face asks;
@@ -8200,9 +8205,19 @@ class Ingest:
         self.report.failed.extend(plan.failed)
         self._enter_all(plan.candidates, lambda source: chunker)
         if plan.candidates and not self.dry_run:
-            for root in plan.roots:
-                self.knowledge.add_root(root, chunker)
+            self._remember(plan, chunker)
         return self._finish()
+
+    def _remember(self, plan, chunker):
+        """Keep the roots of a plan, and single sources cut in a way of their own."""
+        roots = list(plan.roots)
+        for candidate in plan.candidates:
+            source = candidate.source
+            covered = source == "-" or (roots and in_scope(source, roots))
+            if not covered and self.knowledge.chunker_of(source) != chunker:
+                roots.append(source)
+        for root in roots:
+            self.knowledge.add_root(root, chunker)
 
     def sync(self, plan, recut=False):
         """Read known sources again, drop vanished ones, let fresh ones in."""
@@ -8318,8 +8333,8 @@ def plan_fresh(knowledge, scopes):
 def missing_anchor(knowledge, source):
     """Say why a vanished file may not be a deleted one; empty when it is one."""
     covering = [r["source"] for r in knowledge.roots if in_scope(source, [r["source"]])]
-    anchor = max(covering, key=len, default=os.path.dirname(source) or ".")
-    while has_magic(anchor):
+    anchor = max(covering, key=len, default=source)
+    while anchor == source or has_magic(anchor):
         anchor = os.path.dirname(anchor) or "."
     folder = source_path(anchor, knowledge.root)
     if has_entries(folder):
@@ -10230,7 +10245,7 @@ def _option_rows(options):
 
 # =============================================================================
 # 48. Intake -- the commands that add, sync and remove
-#    Uses: Errors, Prose, Folders, Sources, Knowledge, Ingest, Consent, Arguments
+#    Uses: Errors, Prose, Paths, Folders, Sources, Knowledge, Ingest, Consent, Arguments
 # =============================================================================
 
 # Every command is (options, console) -> exit code.  It gathers data, then shows it:

@@ -5276,6 +5276,10 @@ class Test36Knowledge(Folder):
             ("notes/a.md", ["*.md"], True),
             ("notes/a.md", ["*.txt", "notes/*"], True),
             ("a[1].md", ["a[1].md"], True),
+            ("n/d/a.md", ["n/*.md"], False),
+            ("a.py", ["**/*.py"], True),
+            ("/elsewhere/a.md", ["."], False),
+            ("http://h/p", ["."], False),
             ("http://h/p/x", ["http://h/p"], True),
             ("http://h2/x", ["http://h"], False),
         ]:
@@ -5594,10 +5598,16 @@ class Test37Plans(Folder):
         self.assertEqual(len(self.open().documents["a.txt"].chunks), 1)
         self.assertEqual(self.add("a.txt", dry_run=True).unchanged, ["a.txt"])
         base = self.open()
-        base.add_root("a.txt", "sentence")
-        base.save()
-        self.assertEqual(self.sync(recut=True).updated, ["a.txt"])
+        plan = lr.plan_sources(["a.txt"], self.root, self.root)
+        self.assertEqual(lr.Ingest(base, None).add(plan, "sentence").updated, ["a.txt"])
         self.assertEqual(len(self.open().documents["a.txt"].chunks), 2)
+        self.assertEqual(self.sync(recut=True).unchanged, ["a.txt"])
+        self.write("a.txt", "Eight. Nine. Ten. Eleven. Twelve. Thirteen.")
+        self.assertEqual(self.sync().updated, ["a.txt"])
+        self.assertEqual(len(self.open().documents["a.txt"].chunks), 2)
+        os.remove(os.path.join(self.root, "a.txt"))
+        self.write("b.txt", "the folder still stands")
+        self.assertEqual(self.sync().removed, ["a.txt"])
 
     def test_remove(self):
         self.write("n/a.md", "alpha")
