@@ -1444,8 +1444,8 @@ SCRIPT = SHELL._replace(            # Perl, R, PowerShell, Tcl, Terraform
               r"[\w.]+ <- |library\(", r"function \w+-\w+|param *\(",
               r"proc [\w:]+ \{|set \w+ [\[{\"$]|(?:if|foreach|while|for) \{",
               r'(?:resource|variable|output|data|module|provider) "'),
-   hidden=_hidden((r"^=[a-z]\w*.*?(?:^=cut\b|\Z)", r"<#.*?(?:#>|\Z)",
-                   SPACED_HASH_NOTE),
+    hidden=_hidden((r"^=[a-z]\w*.*?(?:^=cut\b|\Z)", r"<#.*?(?:#>|\Z)",
+                    SPACED_HASH_NOTE),
                    (SHELL_HERE_TEXT, DOUBLE, SINGLE)),
     header=_header(r"(?:sub|function|filter|proc)[ \t]+(?P<def>[\w:.-]+)",
                    r"(?P<def_named>[\w.]+)[ \t]*(?:<-|=)[ \t]*function\b",
@@ -1796,21 +1796,28 @@ JOINED = re.compile(
 )
 
 
-def spans_of_text(text, start, end, limits, stops=()):
+def spans_of_text(text, start, end, limits, paragraphs=(), ends=()):
     """Yield spans that cover text[start:end], none longer than the size.
 
-    stops   lists of rising offsets where a window may well end, best list first
-    ->      spans (start, end): starts and ends rise, neighbours share the overlap
-    Cost    O(end - start), for an overlap well below the size
+    paragraphs  list[int], rising: where paragraphs end; nothing is shared across one
+    ends        list[int], rising: where sentences end
+    ->          spans (start, end): starts and ends rise
+    Cost        O(end - start), for an overlap well below the size
     """
     last = start
     while end - start > limits.size:
         low, high = max(start + limits.size // 2, last), start + limits.size
-        stop = _whole_sign(text, low, _good_end(text, low, high, stops))
+        stop = _last_in(paragraphs, low, high)
+        if stop:
+            yield start, stop
+            start = last = stop
+            continue
+        stop = _last_in(ends, low, high) or _soft_end(text, low, high)
+        stop = _whole_sign(text, low, stop)
         yield start, stop
-        last, back = stop, stop - limits.overlap
-        begin = _whole_sign(text, start, _good_start(text, back, stop, stops))
-        start = max(start + 1, begin)
+        begin = _soft_start(text, stop - limits.overlap, stop, ends)
+        start = max(start + 1, _whole_sign(text, start, begin))
+        last = stop
     yield start, end
 
 
@@ -1835,24 +1842,28 @@ def spans_of_lines(text, start, end, limits):
         start, i = ends[stop - 1], stop
 
 
-def _good_end(text, low, high, stops):
-    """Return the last good place to end in text[low+1:high+1], at worst high."""
-    for ends in stops:
-        i = bisect_right(ends, high) - 1
-        if i >= 0 and ends[i] > low:
-            return ends[i]
+def _last_in(places, low, high):
+    """Return the last of rising places with low < place <= high, else None."""
+    i = bisect_right(places, high) - 1
+    return places[i] if i >= 0 and places[i] > low else None
+
+
+def _soft_end(text, low, high):
+    """Return the last end of a line, else of a word, in low < place <= high."""
+    line = text.rfind("\n", low, high)
+    if line >= 0:
+        return line + 1
     for place in range(high, low, -1):
         if text[place - 1] in SOFT_ENDS:
             return place
     return high
 
 
-def _good_start(text, low, high, stops):
-    """Return the first good place to begin from low on, at worst low."""
-    for ends in stops:
-        i = bisect_left(ends, low)
-        if i < len(ends) and ends[i] < high:
-            return ends[i]
+def _soft_start(text, low, high, ends):
+    """Return where a sentence, else a word, begins first from low on, at worst low."""
+    i = bisect_left(ends, low)
+    if i < len(ends) and ends[i] < high:
+        return ends[i]
     for place in range(low, high):
         if text[place - 1] in SOFT_ENDS:
             return place
@@ -1935,9 +1946,9 @@ def cut(text, kind="text", chunker="auto", size=CHUNK_CHARS_MAX, overlap=CHUNK_O
 
 
 def by_window(text, kind, limits):
-    """Cut at sentence ends near the size, windows sharing the overlap."""
+    """Cut at the last paragraph or sentence that fits; windows share the overlap."""
     return [Block(*span, "")
-            for span in spans_of_text(text, 0, len(text), limits, _prose_stops(text))]
+            for span in spans_of_text(text, 0, len(text), limits, *_prose_stops(text))]
 
 
 def by_heading(text, kind, limits):
@@ -1945,7 +1956,7 @@ def by_heading(text, kind, limits):
     blocks = rst_blocks(text) if kind == "rst" else markdown_blocks(text)
     stops = _prose_stops(text)
     pieces = _along(blocks, len(text), limits,
-                    lambda start, end: spans_of_text(text, start, end, limits, stops))
+                    lambda start, end: spans_of_text(text, start, end, limits, *stops))
     return _pack(text, pieces, limits, _one_section)
 
 
@@ -1980,7 +1991,7 @@ def by_paragraph(text, kind, limits):
     stops = _prose_stops(text)
     start, pieces = 0, []
     for end in edges:
-        spans = spans_of_text(text, start, end, limits, stops)
+        spans = spans_of_text(text, start, end, limits, *stops)
         pieces += [Block(*span, "") for span in spans]
         start = end
     return _pack(text, pieces, limits, _one_section)
@@ -1988,23 +1999,28 @@ def by_paragraph(text, kind, limits):
 
 def by_row(text, kind, limits):
     """Cut a table between its rows, the header row as the heading of each chunk."""
-    rows, start, is_open = [], 0, False
+    ends, start, is_open = [], 0, False
     for line in LINE.finditer(text):
         is_open ^= line[0].count('"') % 2 == 1
         if not is_open or line.end() - start > limits.whole:
-            rows.append((start, line.end()))
+            ends.append(line.end())
             start, is_open = line.end(), False
-    rows.append((start, len(text)))
-    header = text[slice(*rows[0])].strip()
+    header = text[: ends[0] if ends else None].strip()
     heading = "" if NUMBER_CELL.search(header) else plain_title(header)
-    pieces = [Block(*span, heading)
-              for row in rows for span in spans_of_text(text, *row, limits)]
-    return _pack(text, pieces, limits, _one_section)
+    pieces, start, last = [], 0, 0
+    for end in [*ends, len(text)]:
+        if last > start and end - start > limits.size:
+            pieces += spans_of_text(text, start, last, limits)
+            start = last
+        last = end
+    pieces += spans_of_text(text, start, last, limits)
+    return [Block(*span, heading) for span in pieces]
 
 
 def _prose_stops(text):
-    """Return where prose may well be cut: ends of sentences."""
-    return ([end for _, end in sentences(text)],)
+    """Return where prose may well be cut: the ends of paragraphs, and of sentences."""
+    return ([gap.start() for gap in PARAGRAPH_GAP.finditer(text)],
+            [end for _, end in sentences(text)])
 
 
 def _along(blocks, length, limits, split):
@@ -2099,7 +2115,7 @@ def _settle(text, chunks, limits):
     for chunk in chunks:
         start, end = _trim(text, chunk.start, chunk.end)
         letter = LETTER.search(text, start, end)
-        if start == end or (settled and end <= settled[-1].end):
+        if start >= end or (settled and end <= settled[-1].end):
             continue
         if not letter:
             if waiting is None and not _add_signs(text, settled, end, limits):
@@ -2111,6 +2127,8 @@ def _settle(text, chunks, limits):
             elif letter.end() - waiting <= limits.size:
                 settled.append(Chunk(waiting, letter.end(), chunk.heading))
             waiting = None
+        if settled and start <= settled[-1].start:
+            settled.pop()       # all of it is in this one
         settled.append(Chunk(start, end, chunk.heading))
     return settled
 
