@@ -60,14 +60,16 @@ terminal, clock or environment):
     41 Reach         what may be read below the root, and by which programs
     42 Lookup        the tools that read: documents, files, history
     43 Tools         a table of what the agent can do
-    44 Agent         the loop; yields events, never prints
-    45 Console       printing, asking and progress under any encoding
-    46 Consent       ask once, and remember what the user wants remembered
-    47 Arguments     the words of a command line to a command and its options
-    48 Intake        the commands that add, sync and remove
-    49 Asking        the commands that list, show, search and ask
-    50 Prompt        the interactive prompt
-    51 Command line  the table of commands, and main
+    44 Requests      what is sent: within a budget, and what is made of a conversation
+    45 Calls         run what a model asks for, or say why not
+    46 Agent         the loop; yields events, never prints
+    47 Console       printing, asking and progress under any encoding
+    48 Consent       ask once, and remember what the user wants remembered
+    49 Arguments     the words of a command line to a command and its options
+    50 Intake        the commands that add, sync and remove
+    51 Asking        the commands that list, show, search and ask
+    52 Prompt        the interactive prompt
+    53 Command line  the table of commands, and main
 
 Words: a document has a title, a source (the path or URL it came from) and a text;
 a chunk is a passage of it, text[start:end]; a hit is a chunk that a search found;
@@ -234,6 +236,7 @@ CUT_CALL = "Not run: the call was cut off by the length limit; send it again, sh
 # Context
 CUT_MARK = " [... cut]"
 MESSAGE_TOKENS = 4          # the envelope of one message, in common templates
+QUESTION_SHARE = 0.5        # a longer one is cut: what is found must have room, too
 TURN_SHARE = 0.6            # of what is left: calls and results of this turn
 RECENT_TURNS = 3            # the last 6 messages, as the first users know
 RECENT_SHARE = 0.4
@@ -242,6 +245,8 @@ SHORTEST_TOKENS = 40        # a result is not cut further: less tells nothing
 SUMMARY_CHARS_MAX = 800
 EARLIER_CHARS_MAX = 200     # of the last question, for one that refers back to it
 TRANSCRIPT_RESULT_CHARS = 400
+UNCLEAR_WORDS_MAX = 3       # a question this short may lean on the one before it
+QUERY_CHARS_MAX = 300       # of a question that the fast model wrote anew
 
 # Paths
 PATH_CHARS_MAX = 4096       # no path is longer, so a longer rule matches nothing
@@ -386,12 +391,15 @@ GIT_TIMEOUT_S = 10
 COMMITS_SHOWN = 10
 COMMITS_MAX = 50
 FETCH_KEPT_S = 900          # a page read twice in a quarter of an hour is the same
-UNMARKED_TOOLS = ("list_files", "search_files", "recent_changes", "memory_search",
-                  "memory_write", "note", "rag_add")    # their results have no number
 
 # Agent
 SAME_FAILURES_MAX = 3       # the same call failing again and again ends the search
-SCALE_BOUNDS = (0.5, 4.0)   # how far a server's count may move our estimate
+SCALE_MAX = 4.0             # how far a server's count may move our estimate
+CALLS_MAX = 8               # of one step; more is a model out of hand
+ARGUMENT_CHARS_MAX = 1500   # of one call: a fact has 1,000, and no tool needs more
+SCHEMA_SHARE = 0.5          # of the budget; where tools want more, there are none
+WINDOW_SHARE = 0.75         # of a model's window for the request; the rest to answer
+SMALL_REQUEST_TOKENS = 2000     # fits every model, so its window need not be known
 FACTS_MAX = 5               # proposed at the end of one conversation
 
 # Console
@@ -4234,18 +4242,19 @@ class Answer(NamedTuple):
     citations: tuple = ()   # of Citation
 
 
-def extract(question, hits, idf):
+def extract(question, hits, idf, number=None):
     """Answer a question with sentences of the hits, or refuse.
 
     question  str, raw text
     hits      list[Hit], best first
     idf       callable: token -> float >= 0, the rarer the higher, unseen words highest
+    number    callable: hit -> its number; None = from 1 in order of use
     ->        Answer, its text verbatim from the hits, a [n] mark after each piece
     """
     coverage, excerpts = best_excerpts(question, hits, idf)
     if coverage < ANSWER_COVERAGE_MIN:
         return Answer(refusal(question), True)
-    return lay_out(excerpts)
+    return lay_out(excerpts, number)
 
 
 def refusal(question):
@@ -4375,13 +4384,14 @@ def _linked(left, right):
     return len(left) == len(right) == 2 and left[1] == right[0] >= RUN_FIRST
 
 
-def lay_out(excerpts):
+def lay_out(excerpts, number=None):
     """Return the Answer that shows excerpts: grouped by hit, in the hit's order."""
     by_hit = {}
     for excerpt in excerpts:
         by_hit.setdefault(excerpt.hit, set()).update(excerpt.spans)
     lines, citations = [], []
     for n, (hit, spans) in enumerate(by_hit.items(), 1):
+        n = number(hit) if number else n
         spans = _joined(sorted(spans), hit.text)
         lines += [f"{hit.text[start:end]} [{n}]" for start, end in spans]
         citations.append(Citation(n, True, narrow(hit, spans[0][0], spans[-1][1])))
@@ -5140,6 +5150,7 @@ REFERS_BACK = re.compile(
     r"|^(?:那|然后|还有|另外|再|接着|为什么|怎么)|呢[?？]*$",
     re.IGNORECASE,
 )
+DATA_MARK = re.compile(r"\[data (\w+) ")
 MARK = re.compile(r"[\[【]((?:\d{1,4})(?:\s*[,，、;]\s*\d{1,4})*)[\]】](?!\()")
 
 
@@ -5193,10 +5204,11 @@ def fenced(text, label_text, nonce):
 
     >>> print(fenced("hi [end 5f]", "page", "5f"))
     [data 5f page]
-    hi [end ]
+    hi [end -]
     [end 5f]
     """
-    return f"[data {nonce} {label_text}]\n{text.replace(nonce, '')}\n[end {nonce}]"
+    label_text, text = (part.replace(nonce, "-") for part in (label_text, text))
+    return f"[data {nonce} {label_text}]\n{text}\n[end {nonce}]"
 
 
 def passage_block(source, nonce):
@@ -5238,17 +5250,42 @@ def cut_to_tokens(text, budget):
     return text[:low] + CUT_MARK if low else ""
 
 
+def cut_block(text, budget):
+    """Cut a text as cut_to_tokens does, and close the marker that the cut left open.
+
+    >>> cut_block(fenced("word " * 99, "page", "5f"), 16)
+    '[data 5f page]\\nword word word word wo [... cut]\\n[end 5f]'
+    """
+    short = cut_to_tokens(text, budget)
+    opened = DATA_MARK.search(text)
+    if short in ("", text) or not opened:
+        return short
+    end = f"\n[end {opened[1]}]"
+    if short.count(opened[0]) <= short.count(end):
+        return short
+    short = cut_to_tokens(text, budget - estimate_tokens(end))
+    return short + end if opened[0] in short else ""
+
+
 def search_query(question, earlier):
-    """Return what to search for: a question that refers back takes its subject along.
+    """Return (what to search for, whether that is certain).
+
+    A question that refers back takes the subject of the one before along.
 
     earlier  str, what the turn before searched for, or empty
     >>> search_query("and how do I change it?", "What is the retry limit?")
-    'and how do I change it? What is the retry limit?'
+    ('and how do I change it? What is the retry limit?', True)
+    >>> search_query("What is its unit in the request log?", "retry limit")
+    ('What is its unit in the request log? retry limit', False)
     """
-    content = [token for token, _ in question_tokens(question)]
-    if earlier and (len(content) < 2 or REFERS_BACK.search(question)):
-        return f"{question} {earlier[-EARLIER_CHARS_MAX:]}"
-    return question
+    if not earlier:
+        return question, True
+    own = len(question_tokens(question))
+    refers = bool(REFERS_BACK.search(question))
+    follows = own < 2 or refers
+    certain = own < 2 or not refers and own > UNCLEAR_WORDS_MAX
+    query = f"{question} {earlier[-EARLIER_CHARS_MAX:]}" if follows else question
+    return query, certain
 
 
 # Histories
@@ -5258,12 +5295,17 @@ def turns_of(messages):
 
     A cut between turns never parts a call from its result.
     """
-    turns = []
+    return parted(messages, "user")
+
+
+def parted(messages, role):
+    """Split messages before each one of a role."""
+    groups = []
     for message in messages:
-        if message["role"] == "user" or not turns:
-            turns.append([])
-        turns[-1].append(message)
-    return turns
+        if message["role"] == role or not groups:
+            groups.append([])
+        groups[-1].append(message)
+    return groups
 
 
 def close_calls(messages, text):
@@ -5292,61 +5334,101 @@ def schema_tokens(tools):
 
 
 def shorten(messages, budget):
-    """Cut contents until messages fit a budget: results first, the oldest first.
+    """Cut the steps of a turn until they fit a budget; -> the messages.
 
-    The first message, which holds the question, is left whole.
+    Results are cut first, the oldest first, then texts; then whole steps go, a call
+    with its results, but never the last one.
+
+    messages  what follows the user's message of one turn
     """
     messages, over = list(messages), history_tokens(messages) - budget
-    by_worth = range(1, len(messages))
+    by_worth = range(len(messages))
     for i in sorted(by_worth, key=lambda i: messages[i]["role"] != "tool"):
         if over <= 0:
-            break
+            return messages
         message, cost = messages[i], estimate_tokens(messages[i]["content"])
-        shorter = cut_to_tokens(message["content"], max(SHORTEST_TOKENS, cost - over))
+        shorter = cut_block(message["content"], max(SHORTEST_TOKENS, cost - over))
         messages[i] = {**message, "content": shorter or CUT_MARK.strip()}
         over -= cost - estimate_tokens(messages[i]["content"])
-    return messages
+    steps = parted(messages, "assistant")
+    while over > 0 and len(steps) > 1:
+        over -= history_tokens(steps.pop(0))
+    return list(chain.from_iterable(steps))
+
+
+def shortened_turn(turn, budget):
+    """Return a turn of the history, cut where it is longer than a budget."""
+    if history_tokens(turn) <= budget:
+        return turn
+    asked, *steps = turn
+    text = cut_to_tokens(asked["content"], budget * RECENT_SHARE) or CUT_MARK.strip()
+    asked = {**asked, "content": text}
+    return [asked, *shorten(steps, budget - message_tokens(asked))]
 
 
 def newest_turns(turns, budget):
-    """Return the messages of the newest whole turns that fit a budget."""
+    """Return the newest whole turns that fit a budget."""
     kept = []
     for turn in reversed(turns):
         budget -= history_tokens(turn)
         if budget < 0:
             break
         kept.append(turn)
-    return [message for turn in reversed(kept) for message in turn]
+    return kept[::-1]
 
 
 def fit_request(system, history, turn, parts, budget):
-    """Return the messages of one request, within a budget of estimated tokens.
+    """Return (messages of one request, number of turns left out), within a budget.
 
     system   str, the system prompt, sent whole
     history  messages of earlier turns
     turn     messages of this turn; the first is the user's, with the bare question
     parts    texts that go before the question, most worth first, each cut to what is
              left: passages, memories, notes, summary
+    budget   int, estimated tokens
     """
     left = budget - estimate_tokens(system) - MESSAGE_TOKENS
-    question = turn[0]
-    left -= message_tokens(question)
-    turn = shorten(turn, max(left, 0) * TURN_SHARE + message_tokens(question))
-    left -= history_tokens(turn[1:])
+    question, *steps = turn
+    text = cut_to_tokens(question["content"], left * QUESTION_SHARE)
+    left -= estimate_tokens(text) + MESSAGE_TOKENS
+    steps = shorten(steps, max(left, 0) * TURN_SHARE)
+    left -= history_tokens(steps)
     turns = turns_of(history)
-    recent, older = turns[-RECENT_TURNS:], turns[:-RECENT_TURNS]
-    kept = newest_turns(recent, max(left, 0) * RECENT_SHARE)
-    left -= history_tokens(kept)
+    recent, share = turns[-RECENT_TURNS:], max(left, 0) * RECENT_SHARE
+    recent[-1:] = [shortened_turn(turn, share) for turn in recent[-1:]]
+    kept = newest_turns(recent, share)
+    left -= sum(map(history_tokens, kept))
     shown = []
     for part in parts:
-        text = cut_to_tokens(part, left)
-        left -= estimate_tokens(text)
-        shown.append(text)
-    if kept == [m for t in recent for m in t]:
-        kept = newest_turns(older, left) + kept
-    content = "\n\n".join([*filter(None, reversed(shown)), question["content"]])
-    first = {**question, "content": content}
-    return [{"role": "system", "content": system}, *kept, first, *turn[1:]]
+        part = cut_block(part, left - 1)    # one for the blank line after it
+        left -= estimate_tokens(part) + 1
+        shown.append(part)
+    if len(kept) == len(recent):
+        kept = newest_turns(turns[:-RECENT_TURNS], left) + kept
+    content = "\n\n".join([*filter(None, reversed(shown)), text])
+    messages = [{"role": "system", "content": system}, *chain.from_iterable(kept),
+                {**question, "content": content}, *steps]
+    return messages, len(turns) - len(kept)
+
+
+def without_calls(messages):
+    """Return a history whose calls are told as text, for who takes no tools.
+
+    >>> call = Call("1", "note", {"text": "x"})
+    >>> [m["content"] for m in without_calls([
+    ...     assistant_message(Turn("", (call,))), tool_message(call, "Noted.")])]
+    ['(note {"text": "x"})', 'Noted.']
+    """
+    plain = []
+    for message in messages:
+        role, text = message["role"], message["content"]
+        for call in message.get("tool_calls", ()):
+            function = call["function"]
+            text = f"{text}\n({function['name']} {function['arguments']})".strip()
+        if role == "tool" and plain and plain[-1]["role"] == "user":
+            text = plain.pop()["content"] + "\n\n" + text
+        plain.append({"role": "user" if role == "tool" else role, "content": text})
+    return plain
 
 
 # =============================================================================
@@ -8599,12 +8681,14 @@ class Conversation:
     """One conversation.
 
     name     str, of its file: letters, digits and hyphens
+    nonce    str, random, part of the markers around data in its messages
     earlier  str, what the last question searched for
     """
 
-    def __init__(self, name, created_at, messages=(), summary="", sources=(), notes=(),
-                 earlier=""):
-        self.name, self.created_at, self.earlier = name, created_at, earlier
+    def __init__(self, name, created_at, nonce, messages=(), summary="", sources=(),
+                 notes=(), earlier=""):
+        self.name, self.created_at, self.nonce = name, created_at, nonce
+        self.earlier = earlier
         self.messages, self.summary = list(messages), summary
         self.register, self.working = Register(sources), WorkingMemory(notes)
 
@@ -8618,16 +8702,22 @@ class Conversation:
         """Return the conversation as it is saved."""
         return {
             "format": SESSION_FORMAT, "version": SESSION_VERSION, "name": self.name,
-            "created_at": self.created_at, "earlier": self.earlier,
+            "created_at": self.created_at, "nonce": self.nonce,
+            "earlier": self.earlier,
             "summary": self.summary, "notes": self.working.notes,
             "messages": self.messages,
             "sources": [[s.kind, s.hit._asdict()] for s in self.register.sources],
         }
 
+    def is_tainted(self):
+        """Tell whether text of others was shown in this conversation."""
+        roles = {message["role"] for message in self.messages}
+        return bool(self.register.sources or self.summary or "tool" in roles)
+
     def clear(self):
         """Forget what was said; numbers of sources stay taken."""
         self.messages, self.summary, self.earlier = [], "", ""
-        self.working = WorkingMemory()
+        self.working.notes = []
 
 
 def conversation_of(record):
@@ -8640,9 +8730,11 @@ def conversation_of(record):
     messages = close_calls(record["messages"], CANCELLED)
     if problems := history_problems(messages):
         raise ValueError(problems[0])
+    if not re.fullmatch(r"\w{8,}", record["nonce"]):
+        raise ValueError("its markers are no markers")
     sources = [Source(n, kind, Hit(**hit))
                for n, (kind, hit) in enumerate(record["sources"], 1)]
-    return Conversation(record["name"], record["created_at"], messages,
+    return Conversation(record["name"], record["created_at"], record["nonce"], messages,
                         record["summary"], sources, record["notes"], record["earlier"])
 
 
@@ -8654,7 +8746,8 @@ def new_conversation(folder, now_s):
     while os.path.exists(os.path.join(folder, name + ".json")):
         number += 1
         name = f"{stem_}-{number}"
-    return Conversation(name, time.strftime("%Y-%m-%dT%H:%M:%SZ", moment))
+    created_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", moment)
+    return Conversation(name, created_at, os.urandom(6).hex())
 
 
 def save_conversation(folder, conversation):
@@ -8750,6 +8843,7 @@ class Model:
         self.clock, self.sleep, self.now, self.chance = clock, sleep, now, chance
         self.version = ""           # "v1" when the endpoint turned out to want it
         self.takes_tools = self.takes_extras = True
+        self.window = None          # in tokens, once the endpoint was asked
 
     def chat(
         self, messages, tools=None, stream=True, model="", options=None, hold=False
@@ -8791,6 +8885,17 @@ class Model:
                 rows = answer.get("data") or answer.get("models")
             return [info for info in map(_model_info, rows or ()) if info.name]
 
+    def window_tokens(self):
+        """Return how many tokens the model takes, 0 where the endpoint does not say."""
+        if self.window is None:
+            try:
+                found = self.models()
+            except (ModelError, ConfigError):   # what is wrong, the question will say
+                found = []
+            windows = {info.name: info.window_tokens for info in found}
+            self.window = windows.get(self.name or next(iter(windows), ""), 0)
+        return self.window
+
     def default_name(self):
         """Return the model of the settings, else the endpoint's first."""
         if not self.name:
@@ -8799,7 +8904,7 @@ class Model:
                 raise ConfigError(
                     f"{self._where()} lists no model; set {self.prefix}_MODEL"
                 )
-            self.name = found[0].name
+            self.name, self.window = found[0]
         return self.name
 
     def request_json(self, method, path, body=None):
@@ -9029,7 +9134,7 @@ def retry_wait_s(headers, number, now_s, chance=None):
 
 # =============================================================================
 # 41. Reach -- what may be read below the root, and by which programs
-#    Uses: Settings, Errors, Prose, Folders
+#    Uses: Settings, Errors, Prose, Documents, Files, Folders, Pages, Sources
 # =============================================================================
 
 # A model names paths and patterns, and it may be wrong or misled.  A path is looked for
@@ -9053,6 +9158,37 @@ def find_below(root, path):
             raise DeniedError(f"{item.source} is not read: {item.reason}")
         return item
     raise SourceError(f"there is no file {path!r}; list_files shows what there is")
+
+
+def parsed_below(root, path):
+    """Return (source, Parsed) of a file below the root.
+
+    Raises  DeniedError, SourceError when it is not to be read, see find_below
+    """
+    found = find_below(root, path)
+    data = read_bytes(found.path, FILE_BYTES_MAX)
+    return found.source, read_document(data, found.source)
+
+
+def parsed_page(address, approve):
+    """Return the Parsed of a web page; errors are those of fetch_page."""
+    page = fetch_page(address, approve)
+    return read_document(page.data, page.url, page.content_type, page.charset)
+
+
+def plan_below(root, source):
+    """Return the Plan of a file, folder or glob below the root, or of a page.
+
+    Raises DeniedError when it leads out of the root; a single file obeys the rules of
+    a walk, too, since no person named it
+    """
+    if not is_address(source):
+        start = re.split(r"[*?\[]", source)[0] or "."
+        if os.path.isfile(resolve_below(root, start)):
+            find_below(root, source)
+        if source == "-":
+            raise SourceError("standard input is not for a model to read")
+    return plan_sources([source], root, root)
 
 
 def files_below(root, glob):
@@ -9134,7 +9270,7 @@ def run_quietly(command, folder, timeout_s=GIT_TIMEOUT_S):
 
 # =============================================================================
 # 42. Lookup -- the tools that read: documents, files, history
-#    Uses: Settings, Prose, Ranking, Documents, Context, Files, Folders, Ingest, Reach
+#    Uses: Settings, Prose, Ranking, Context, Folders, Ingest, Reach
 # =============================================================================
 
 # A tool is (box, arguments) -> str, what the model is told: sources numbered and
@@ -9148,9 +9284,11 @@ class Toolbox(NamedTuple):
     register: Register
     working: object         # WorkingMemory
     nonce: str              # of the markers around data
-    approve: object         # callable(address) -> bool, for a page that leads elsewhere
+    admit: object           # callable(Plan) -> (Plan, "" or why nothing may enter)
+    approve: object         # callable(address, tool) -> bool: a page leads elsewhere
     pages: dict             # address -> (time, Parsed), the cache of fetch
     clock: object           # () -> seconds
+    scopes: tuple = ()      # sources that searches are kept to; () = all
 
 
 # The knowledge base
@@ -9158,7 +9296,9 @@ class Toolbox(NamedTuple):
 def rag_search(box, arguments):
     """Search the documents: numbered passages."""
     k = max(1, min(TOOL_HITS_MAX, arguments.get("k", HITS)))
-    scopes = [arguments["source"]] if arguments.get("source") else []
+    scopes, wanted = box.scopes, arguments.get("source")
+    if wanted and (not scopes or in_scope(wanted, scopes)):
+        scopes = [wanted]
     hits = box.knowledge.search(arguments["query"], k, scopes)
     if not hits:
         return ("Nothing found. Try other words of the subject, or search_files for an "
@@ -9185,32 +9325,44 @@ def rag_read(box, arguments):
 
 def shown_lines(box, kind, source, document, arguments):
     """Return lines of a Document or Parsed as one source, at most READ_CHARS_MAX."""
-    lines = document.text.splitlines(keepends=True) or [""]
-    first = max(1, arguments.get("start_line", 1))
-    last = max(first, min(len(lines), arguments.get("end_line", len(lines))))
-    if first > len(lines):
-        return f"{source} has only {len(lines)} lines."
-    sizes = accumulate(len(line) for line in lines[first - 1 : last])
-    count = max(1, sum(size <= READ_CHARS_MAX for size in sizes))
-    start, body = len("".join(lines[: first - 1])), "".join(lines[first - 1 :][:count])
-    hit = Hit(0, source, document.title, document.kind, 0, 0, "", start,
-              start + len(body), first, first + count - 1, 0.0, False,
-              body[:READ_CHARS_MAX])
+    first, last = arguments.get("start_line", 1), arguments.get("end_line")
+    hit, count = lines_of(source, document, first, last)
+    if hit.line > count:
+        return f"{one_line(source)} has only {count} lines."
     block = shown_passage(box, kind, hit)
-    if hit.end_line < last:
-        block += (f"\n[cut: lines {first} to {hit.end_line} of {len(lines)}; "
+    if hit.end_line < min(last or count, count):
+        block += (f"\n[cut: lines {hit.line} to {hit.end_line} of {count}; "
                   f"go on with start_line {hit.end_line + 1}]")
     return block
+
+
+def lines_of(source, document, first=1, last=None):
+    """Return (Hit of lines of a text, how many lines it has).
+
+    No more lines than READ_CHARS_MAX holds are in the Hit.
+
+    document  Document or Parsed
+    first     int, number of the first line wanted
+    last      int, number of the last one; None = to the end
+    """
+    lines = document.text.splitlines(keepends=True) or [""]
+    first = max(1, first)
+    wanted = lines[first - 1 : max(first, last or len(lines))]
+    sizes = accumulate(map(len, wanted))
+    number = max(1, sum(size <= READ_CHARS_MAX for size in sizes))
+    start, body = sum(map(len, lines[: first - 1])), "".join(wanted[:number])
+    body = body[:READ_CHARS_MAX]
+    hit = Hit(0, source, document.title, document.kind, 0, 0, "", start,
+              start + len(body), first, first + number - 1, 0.0, False, body)
+    return hit, len(lines)
 
 
 # Files below the root
 
 def read_file(box, arguments):
     """Read lines of a file below the root."""
-    found = find_below(box.knowledge.root, arguments["path"])
-    data = read_bytes(found.path, FILE_BYTES_MAX)
-    parsed = read_document(data, found.source)
-    return shown_lines(box, "file", found.source, parsed, arguments)
+    source, parsed = parsed_below(box.knowledge.root, arguments["path"])
+    return shown_lines(box, "file", source, parsed, arguments)
 
 
 def list_files(box, arguments):
@@ -9220,7 +9372,7 @@ def list_files(box, arguments):
              for file in islice(found, LISTED_FILES_MAX)]
     if next(found, None):
         lines.append(f"[cut: the first {LISTED_FILES_MAX}; use a narrower glob]")
-    return "\n".join(lines) or "No file fits."
+    return fenced("\n".join(lines) or "No file fits.", "list_files", box.nonce)
 
 
 def search_files(box, arguments):
@@ -9270,7 +9422,7 @@ def recent_changes(box, arguments):
 
 # =============================================================================
 # 43. Tools -- a table of what the agent can do
-#    Uses: Settings, Errors, Documents, Context, Pages, Sources, Ingest, Memory, Lookup
+#    Uses: Settings, Errors, Context, Sources, Ingest, Memory, Reach, Lookup
 # =============================================================================
 
 # One table says what the agent can do: when to use each tool, what it takes, whether it
@@ -9286,7 +9438,8 @@ class Tool(NamedTuple):
     required: tuple
     run: object             # callable(box, arguments) -> str
     subject: str            # the argument that rules match
-    verdict: str = "allow"  # or ask: the verdict where no rule matches
+    verdict: str = "allow"  # ask: where no rule allows it; plan: it plans, then asks
+    unmarked: bool = True   # what it tells has no number to cite
 
 
 def checked_arguments(tool, arguments):
@@ -9328,9 +9481,10 @@ ARGUMENT_READERS = {"string": _read_string, "integer": int, "boolean": _read_boo
 
 def rag_add(box, arguments):
     """Put a file, folder or page into the knowledge base; its text is not returned."""
-    knowledge = box.knowledge
-    plan = plan_sources([arguments["source"]], knowledge.root, knowledge.root)
-    report = Ingest(knowledge, box.approve).add(plan)
+    plan, reason = box.admit(plan_below(box.knowledge.root, arguments["source"]))
+    if reason:
+        raise DeniedError(reason)
+    report = Ingest(box.knowledge, partial(box.approve, tool="rag_add")).add(plan)
     done = [f"{len(sources)} {what}" for what, sources in report._asdict().items()
             if sources and what in ("added", "updated", "unchanged")]
     why = [f"{source}: {reason}" for source, reason in report.failed + report.skipped]
@@ -9343,8 +9497,7 @@ def fetch(box, arguments):
     address = page_address(arguments["url"])
     kept_at, parsed = box.pages.get(address, (-math.inf, None))
     if box.clock() - kept_at > FETCH_KEPT_S:
-        page = fetch_page(address, box.approve)
-        parsed = read_document(page.data, page.url, page.content_type, page.charset)
+        parsed = parsed_page(address, partial(box.approve, tool="fetch"))
         box.pages[address] = box.clock(), parsed
     return shown_lines(box, "page", address, parsed, arguments)
 
@@ -9375,19 +9528,19 @@ TOOLS = {tool.name: tool for tool in (
          "Search the user's documents by words. Use it first, and again with other "
          "words when the passages do not answer.",
          {"query": STRING, "k": INTEGER, "source": STRING}, ("query",),
-         rag_search, "query"),
+         rag_search, "query", unmarked=False),
     Tool("rag_read",
          "Read a document of the knowledge base, or lines of it. Use it when a passage "
          "is cut off where it becomes interesting.",
-         {"source": STRING, **LINES}, ("source",), rag_read, "source"),
+         {"source": STRING, **LINES}, ("source",), rag_read, "source", unmarked=False),
     Tool("rag_add",
          "Put a file, folder or web page into the knowledge base. Use it only when the "
          "user asks for it; the user is asked first.",
-         {"source": STRING}, ("source",), rag_add, "source", "ask"),
+         {"source": STRING}, ("source",), rag_add, "source", "plan"),
     Tool("read_file",
          "Read lines of a file of the project. Use it for code and for what is not in "
          "the knowledge base.",
-         {"path": STRING, **LINES}, ("path",), read_file, "path"),
+         {"path": STRING, **LINES}, ("path",), read_file, "path", unmarked=False),
     Tool("search_files",
          "Find the lines of the project's files that hold an exact text, or fit a "
          "regular expression. Use it for identifiers, settings and error messages.",
@@ -9399,7 +9552,7 @@ TOOLS = {tool.name: tool for tool in (
     Tool("fetch",
          "Read a web page. Use it only for an address that the user or a document "
          "names; the user is asked first.",
-         {"url": STRING, **LINES}, ("url",), fetch, "url", "ask"),
+         {"url": STRING, **LINES}, ("url",), fetch, "url", "ask", unmarked=False),
     Tool("recent_changes",
          "Read the git log: what changed, when, by whom, in which files.",
          {"count": INTEGER, "since": STRING, "path": STRING, "author": STRING,
@@ -9421,338 +9574,181 @@ TOOLS = {tool.name: tool for tool in (
 
 
 # =============================================================================
-# 44. Agent -- the loop; yields events, never prints
-#    Uses: Settings, Errors, Answers, Protocol, Stream, Context, Model, Lookup, Tools
+# 44. Requests -- what is sent: within a budget, and what is made of a conversation
+#    Uses: Settings, Errors, Prose, Protocol, Context, Model
 # =============================================================================
 
-# One question is one turn: a free search, then model and tools by turns until there is
-# an answer, the last step without tools so that one always comes.  The agent yields
-# events and never prints; asking the user is a callable that was handed in.  Whatever
-# breaks, the history stays one that a server accepts, and the question still ends in
-# the extract.
-
-LAST_STEP_PROMPT = "\nYou have no tools left. Answer now from what you were shown."
+# The budget is the user's, lowered to what the model takes, and divided by what the
+# server's own counts showed our estimate to be off.  Besides the question itself a
+# model is asked three things of a conversation: to summarise it, to name facts worth
+# keeping, to say a follow-up question in full.  Each may fail and then changes nothing.
 
 
-class Retrieval(NamedTuple):
-    """What was searched for before the model was asked, and what came back."""
+class Requests:
+    """Puts the requests of one conversation together.
 
-    query: str
-    hits: list
-    facts: list
-
-
-class Reset(NamedTuple):
-    """Text that was shown was not the answer after all: take it back."""
-
-
-class Step(NamedTuple):
-    """A call was run, or refused."""
-
-    tool: str
-    arguments: dict
-    result: str
-    ok: bool
-    seconds: float
-
-
-class Done(NamedTuple):
-    """The turn is over; the last event."""
-
-    answer: str
-    refused: bool
-    mode: str           # model or extract
-    citations: tuple    # of Citation
-    usage: Usage | None = None
-    error: LightragError | None = None  # what kept the model from answering
-    limited: bool = False   # steps or patience ran out before the model was done
-
-
-class Agent:
-    """Answers questions in one conversation.
-
-    model    Model, or None: then every answer is an extract
-    gate     callable(Tool, arguments, tainted) -> "", or why the call is not allowed;
-             tainted: text of others was shown, so what the model wants may be theirs
-    approve  callable(address) -> bool, for a page that leads to another host
-    nonce    str, random, part of the markers around data
-    hold     bool, nobody watches: an answer is kept back until it is whole, so that a
-             stream that was cut can be tried again
+    settings      Settings
+    model         Model
+    conversation  Conversation
     """
 
-    def __init__(self, settings, knowledge, memory, model, gate, approve,
-                 conversation, nonce, hold=False, clock=time.monotonic):
-        self.settings, self.knowledge, self.memory = settings, knowledge, memory
-        self.model, self.gate, self.clock = model, gate, clock
-        self.conversation, self.nonce, self.hold = conversation, nonce, hold
-        self.box = Toolbox(knowledge, memory, conversation.register,
-                           conversation.working, nonce, approve, {}, clock)
+    def __init__(self, settings, model, conversation):
+        self.settings, self.model = settings, model
+        self.conversation = conversation
         self.scale = 1.0        # tokens the server counts for each that we estimate
-        self.schemas = [tool_schema(tool.name, tool.description, tool.properties,
-                                    tool.required) for tool in TOOLS.values()]
+        self._spoiled = False   # a summary failed in this turn; it is not tried again
+        self._left_out = 0      # turns, as the user was told
 
-    def ask(self, question, k=HITS, scopes=(), attached=""):
-        """Answer one question: yield its events, a Done last.
+    def begin_turn(self):
+        """Forget what held for the turn before."""
+        self._spoiled = False
 
-        attached  str, text that belongs to the question: a file, standard input
-        Events    Retrieval, Reset, Step, Done, and those of Model.chat but its Turn
-        Raises    KeyboardInterrupt as it comes; the history is valid then, too
+    def budget(self):
+        """Return the estimated tokens that a request may have."""
+        window = int((self.model.window or 0) * WINDOW_SHARE)
+        limits = [self.settings.budget_tokens, window]
+        return min(filter(None, limits)) / self.scale
+
+    def learn_window(self, parts, schemas):
+        """Ask the endpoint what its model takes, unless what is to be said is short.
+
+        Raises  NetworkError, ConfigError, as the question itself would
         """
-        conversation = self.conversation
-        query = search_query(question, conversation.earlier)
-        conversation.earlier = query if query == question else conversation.earlier
-        hits = self.knowledge.search(query, k, scopes)
-        facts = self.memory.search(question)
-        if self.model is None:
-            yield Retrieval(query, hits, facts)
-            yield self._extract(question, hits)
-            return
-        yield from self.compress()
-        self._start, self._said = len(conversation.messages), ""
-        conversation.messages.append(text_message("user", question))
-        try:
-            yield Retrieval(query, hits, facts)
-            yield from self._turn(question, hits, self._parts(hits, facts, attached))
-        except BaseException:
-            self._interrupt()
-            raise
+        self.model.default_name()
+        size = history_tokens(self.conversation.messages) + schema_tokens(schemas)
+        if size + sum(map(estimate_tokens, parts)) > SMALL_REQUEST_TOKENS:
+            self.model.window_tokens()
 
-    def _interrupt(self):
-        """Leave a valid history behind an answer that was stopped."""
-        conversation = self.conversation
-        conversation.messages = close_calls(conversation.messages, CANCELLED)
-        if conversation.messages[-1]["role"] != "assistant":
-            text = f"{self._said}\n[interrupted]".strip()
-            conversation.messages.append(text_message("assistant", text))
+    def fit(self, system, start, parts, tools):
+        """Return the messages of the next request, and a Notice or None.
 
-    def _extract(self, question, hits, error=None):
-        found = extract(question, hits, self.knowledge.idf)
-        return Done(found.text, found.refused, "extract", found.citations, None, error)
+        start  int, where the turn of the question begins in the conversation
+        parts  texts before the question, see fit_request
+        """
+        messages, budget = self.conversation.messages, self.budget()
+        request, left_out = fit_request(system, messages[:start], messages[start:],
+                                        parts, budget - schema_tokens(tools))
+        if not self.model.takes_tools:
+            request = without_calls(request)
+        fresh, self._left_out = left_out - self._left_out, left_out
+        if fresh > 0 and not self.conversation.summary:
+            return request, Notice(f"the oldest {left_out} turns no longer fit the "
+                                   "request and are left out")
+        return request, None
 
-    def _parts(self, hits, facts, attached):
-        """Return the texts that go before the question, most worth first."""
-        nonce, conversation = self.nonce, self.conversation
-        register = conversation.register
-        parts = [fenced(attached, "given with the question", nonce)] if attached else []
-        if hits:
-            blocks = [passage_block(register.number("passage", hit), nonce)
-                      for hit in hits]
-            parts.append("\n\n".join(blocks))
-        else:
-            parts.append("(The search found no passage for this question.)")
-        if facts:
-            parts.append(remembered(facts, nonce))
-        if conversation.working.notes:
-            notes = "\n".join(conversation.working.lines())
-            parts.append(fenced(notes, "your notes", nonce))
-        if conversation.summary:
-            parts.append(fenced(conversation.summary, "summary so far", nonce))
-        return parts
+    def offered(self, schemas):
+        """Return the tools of a request: none where they would fill the budget."""
+        fits = schema_tokens(schemas) <= self.budget() * SCHEMA_SHARE
+        return schemas if schemas and self.model.takes_tools and fits else None
 
-    def _turn(self, question, hits, parts):
-        """Yield the events of model and tools until there is an answer."""
-        messages, failures, unmarked = self.conversation.messages, Counter(), False
-        usage, retried, steps = None, False, self.settings.max_steps
-        while True:
-            try:
-                turn = yield from self._model_turn(parts, steps)
-            except ContextError as error:
-                if retried:
-                    yield self._give_up(question, hits, error)
-                    return
-                retried = True
-                yield from self._make_room()
-                continue
-            except (ModelError, NetworkError, ConfigError) as error:
-                yield self._give_up(question, hits, error)
-                return
-            usage = turn.usage or usage
-            messages.append(assistant_message(turn))
-            if not turn.calls:
-                break
-            if turn.text:
-                yield Reset()
-            for call in turn.calls:
-                step = self._run(call)
-                messages.append(tool_message(call, step.result))
-                failures[step.tool, repr(step.arguments)] += not step.ok
-                unmarked = unmarked or step.ok and step.tool in UNMARKED_TOOLS
-                yield step
-            steps -= 1
-            if max(failures.values()) >= SAME_FAILURES_MAX:
-                steps = 0
-        yield from self._finish(question, hits, turn, usage, steps, unmarked)
+    def correct(self, request, tools, usage):
+        """Learn from the server's count how far the estimate is off.
 
-    def _model_turn(self, parts, steps):
-        """Yield the deltas of one answer of the model; -> its Turn."""
-        tools = self.schemas if steps > 0 else None
-        system = SYSTEM_PROMPT.format(nonce=self.nonce)
-        if tools:
-            system += TOOLS_PROMPT
-        elif self.settings.max_steps:
-            system += LAST_STEP_PROMPT
-        request = self._request(system, parts, tools)
-        self._said = ""
-        stream, hold = self.settings.stream, self.hold
-        for event in self.model.chat(request, tools, stream, hold=hold):
-            if isinstance(event, Turn):
-                self._correct(request, tools, event.usage)
-                return event
-            if isinstance(event, TextDelta):
-                self._said += event.text
-            elif isinstance(event, TextReset):
-                self._said, event = "", Reset()
-            yield event
-        raise ModelError("the endpoint sent no answer")
-
-    def _request(self, system, parts, tools):
-        """Return the messages of the next request, within the budget."""
-        messages, start = self.conversation.messages, self._start
-        budget = self.settings.budget_tokens / self.scale - schema_tokens(tools)
-        return fit_request(system, messages[:start], messages[start:], parts, budget)
-
-    def _correct(self, request, tools, usage):
-        """Learn from the server's count how far the estimate is off."""
+        Never downwards: some servers leave out what they had in their cache.
+        """
         if usage and usage.prompt_tokens:
             estimate = history_tokens(request) + schema_tokens(tools)
-            low, high = SCALE_BOUNDS
-            self.scale = min(high, max(low, usage.prompt_tokens / estimate))
+            self.scale = min(SCALE_MAX, max(1.0, usage.prompt_tokens / estimate))
 
-    def _make_room(self):
-        """After "too long": compress, and believe the server that tokens are dearer."""
+    def make_room(self, start):
+        """After "too long": believe that tokens are dearer, and compress.
+
+        Yields notices; -> where the turn that began at start begins now
+        """
         yield Notice("too long for the model: compressing, then trying once more")
-        start = self._start
+        self.scale = min(SCALE_MAX, self.scale * 2)
+        with contextlib.suppress(NetworkError):
+            self.model.window_tokens()
         turn = self.conversation.messages[start:]
         del self.conversation.messages[start:]
-        yield from self.compress(force=True)
-        self._start = len(self.conversation.messages)
-        self.conversation.messages += turn
-        self.scale = min(SCALE_BOUNDS[1], self.scale * 2)
-
-    def _give_up(self, question, hits, error):
-        """Close the turn after a failure of the endpoint; -> Done with the extract."""
-        done = self._extract(question, hits, error)
-        messages = self.conversation.messages
-        if messages[-1]["role"] != "assistant":
-            said = f"{self._said}\n[incomplete]\n{done.answer}".strip()
-            said = said if self._said else done.answer
-            messages.append(text_message("assistant", said))
-        return done
-
-    def _finish(self, question, hits, turn, usage, steps, unmarked):
-        """Yield what follows the last text: notices and the Done."""
-        limited = steps <= 0 < self.settings.max_steps
-        cut_off = turn.finish == "length"
-        if turn.incomplete and not cut_off or not turn.text.strip():
-            reason = turn.incomplete or "the model gave an empty answer"
-            self.conversation.messages.pop()
-            yield self._give_up(question, hits, ModelError(f"incomplete: {reason}"))
-            return
-        if cut_off:
-            yield Notice("the answer is incomplete: cut off by the length limit")
-        citations, stray = self.conversation.register.cited(turn.text)
-        for n in stray:
-            yield Notice(f"the answer cites [{n}], which is no source")
-        refused = not citations and not unmarked
-        yield Done(turn.text, refused, "model", citations, usage, None, limited)
-
-    # Calls
-
-    def _run(self, call):
-        """Run one call, or say why not; -> Step."""
-        started = self.clock()
-        result, ok = call.problem, False
-        if not call.problem:
-            result, ok = self._result(call)
-        return Step(call.name, call.arguments, result, ok, self.clock() - started)
-
-    def _result(self, call):
-        """Return (text for the model, whether it is a result)."""
-        tool = find_tool(call.name)
-        if tool is None:
-            return f"There is no tool {call.name!r}; use {', '.join(TOOLS)}.", False
         try:
-            arguments = checked_arguments(tool, call.arguments)
-            denied = self.gate(tool, arguments, bool(self.box.register.sources))
-            if denied:
-                return f"Not run: {denied}", False
-            return tool.run(self.box, arguments), True
-        except LightragError as error:
-            return f"{tool.name} failed: {error}", False
-        except Exception as error:  # noqa: BLE001 -- a defect must not end the chat
-            return f"{tool.name} failed: {type(error).__name__}", False
+            yield from self.compress(force=True)
+        finally:
+            start = len(self.conversation.messages)
+            self.conversation.messages += turn
+        return start
 
-    # Compression and facts
+    # Of the whole conversation
 
     def compress(self, force=False):
         """Put a summary in the place of old turns, when they are too long or on demand.
 
-        Nothing changes when the summary fails, is empty or no shorter.
+        Nothing changes when the summary fails, is empty or no shorter.  Yields notices.
         """
         conversation = self.conversation
         turns = turns_of(conversation.messages)
         old, recent = turns[:-RECENT_TURNS], turns[-RECENT_TURNS:]
-        limit = self.settings.budget_tokens / self.scale * HISTORY_SHARE
-        due = history_tokens(conversation.messages) > limit
-        if not old or not (due or force):
+        due = history_tokens(conversation.messages) > self.budget() * HISTORY_SHARE
+        if not old or not (due or force) or self._spoiled:
             return
-        text = transcript([m for turn in old for m in turn], conversation.summary)
+        text = transcript(chain.from_iterable(old), conversation.summary)
+        prompt = SUMMARY_PROMPT.format(limit=SUMMARY_CHARS_MAX)
         try:
-            summary = self._side_answer(
-                SUMMARY_PROMPT.format(limit=SUMMARY_CHARS_MAX), text
-            )
+            summary = self.side_answer(prompt, text)
         except LightragError as error:
+            self._spoiled = True
             yield Notice(f"the history was not compressed: {error}")
             return
         if not 0 < len(summary) < len(text):
+            self._spoiled = True
             yield Notice("the history was not compressed: the summary is empty or long")
             return
-        conversation.summary = summary
-        conversation.messages = [m for turn in recent for m in turn]
+        conversation.summary, self._left_out = summary, 0
+        conversation.messages = list(chain.from_iterable(recent))
         yield Notice(f"history compressed: {len(old)} turns into a summary")
 
-    def _side_answer(self, prompt, text):
+    def side_answer(self, prompt, text):
         """Return what the fast model says to a prompt about a text.
 
         Raises as Model.chat does, and ModelError when the answer is not whole
         """
         request = [text_message("system", prompt)]
-        budget = self.settings.budget_tokens / self.scale - history_tokens(request)
-        data = fenced(cut_to_tokens(text, budget), "conversation", self.nonce)
+        budget = self.budget() - history_tokens(request) - 2 * MESSAGE_TOKENS
+        nonce = self.conversation.nonce
+        fence_tokens = estimate_tokens(fenced("", "conversation", nonce))
+        data = fenced(cut_to_tokens(text, budget - fence_tokens), "conversation", nonce)
         request.append(text_message("user", data))
         name = self.settings.fast_model
         for event in self.model.chat(request, None, False, name):
             if isinstance(event, Turn):
                 if event.incomplete or event.calls or event.finish != "stop":
-                    raise ModelError(event.incomplete or "the summary is not whole")
+                    raise ModelError(event.incomplete or "its answer is not whole")
                 return event.text.strip()
         raise ModelError("the endpoint sent no answer")
+
+    def query_of(self, question):
+        """Return what to search for: the question, or what it means as a follow-up."""
+        conversation = self.conversation
+        query, certain = search_query(question, conversation.earlier)
+        if certain or not self.settings.fast_model or not self.model:
+            return query
+        last = turns_of(conversation.messages)[-1:]
+        text = transcript([*chain.from_iterable(last), text_message("user", question)],
+                          conversation.summary)
+        try:
+            rewritten = self.side_answer(REWRITE_PROMPT, text)
+        except LightragError:
+            return query
+        lines = rewritten.split("\n")
+        fits = len(lines) == 1 and 0 < len(rewritten) <= QUERY_CHARS_MAX
+        return rewritten if fits else query
 
     def propose_facts(self):
         """Return [(type, text)] that the model finds worth remembering.
 
         Raises as Model.chat does, and ModelError when its answer is no list of facts
         """
-        text = transcript(self.conversation.messages, self.conversation.summary)
-        answer = self._side_answer(FACTS_PROMPT, text)
+        conversation = self.conversation
+        text = transcript(conversation.messages, conversation.summary)
+        answer = self.side_answer(FACTS_PROMPT, text)
         try:
             rows = json.loads(answer[answer.index("["): answer.rindex("]") + 1])
             facts = [(row["type"], " ".join(row["text"].split())) for row in rows]
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ModelError("the model's list of facts cannot be read") from None
         usable = [(kind, text) for kind, text in facts
                   if kind in FACT_TYPES and 0 < len(text) <= FACT_CHARS_MAX]
         return usable[:FACTS_MAX]
-
-
-def find_tool(name):
-    """Return the Tool that a model means, or None.
-
-    >>> find_tool("functions.Read_File").name
-    'read_file'
-    """
-    plain = name.rsplit(".", 1)[-1].strip().lower().replace("-", "_")
-    return TOOLS.get(plain)
 
 
 def transcript(messages, summary=""):
@@ -9768,7 +9764,359 @@ def transcript(messages, summary=""):
 
 
 # =============================================================================
-# 45. Console -- printing, asking and progress under any encoding
+# 45. Calls -- run what a model asks for, or say why not
+#    Uses: Settings, Errors, Protocol, Tools
+# =============================================================================
+
+# A call that cannot be run is answered like one that was: with a sentence from which
+# the model can tell what to do instead.
+
+
+class Step(NamedTuple):
+    """A call was run, or refused."""
+
+    tool: str
+    arguments: dict
+    result: str         # what the model is told
+    ok: bool
+    seconds: float
+    unmarked: bool = False      # a result that has no number to cite
+
+
+class Calls:
+    """Runs the calls of one conversation.
+
+    gate     callable(Tool, arguments, tainted) -> "", or why the call is not allowed;
+             tainted: text of others was shown, so what the model wants may be theirs
+    box      Toolbox
+    """
+
+    def __init__(self, gate, box):
+        self.gate, self.box = gate, box
+        self.schemas = [tool_schema(tool.name, tool.description, tool.properties,
+                                    tool.required) for tool in TOOLS.values()]
+
+    def run(self, call, tainted):
+        """Run one call, or say why not; -> Step."""
+        started, tool = self.box.clock(), find_tool(call.name)
+        if call.problem:
+            result, ok = call.problem, False
+        elif tool is None:
+            known = ", ".join(TOOLS)
+            result, ok = f"There is no tool {call.name!r}; use {known}.", False
+        else:
+            result, ok = self._result(tool, call.arguments, tainted)
+        seconds = self.box.clock() - started
+        unmarked = ok and tool.unmarked
+        return Step(call.name, call.arguments, result, ok, seconds, unmarked)
+
+    def _result(self, tool, arguments, tainted):
+        """Return (text for the model, whether it is a result)."""
+        try:
+            arguments = checked_arguments(tool, arguments)
+            denied = self.gate(tool, arguments, tainted)
+            if denied:
+                return f"Not run: {denied}", False
+            return tool.run(self.box, arguments), True
+        except DeniedError as error:
+            return f"Not run: {error}", False
+        except LightragError as error:
+            return f"{tool.name} failed: {error}", False
+        except Exception as error:  # noqa: BLE001 -- a defect must not end the chat
+            return f"{tool.name} failed: {type(error).__name__}", False
+
+
+def bounded(calls):
+    """Return the calls of one reply as they may stand in the history."""
+    kept = []
+    for call in calls[:CALLS_MAX]:
+        size = len(json.dumps(call.arguments, ensure_ascii=False))
+        if size > ARGUMENT_CHARS_MAX:
+            problem = (f"Not run: the arguments of {call.name} have {size} characters; "
+                       f"{ARGUMENT_CHARS_MAX} are the limit.")
+            call = call._replace(arguments={}, problem=problem)
+        kept.append(call)
+    return tuple(kept)
+
+
+def find_tool(name):
+    """Return the Tool that a model means, or None.
+
+    >>> find_tool("functions.Read_File").name
+    'read_file'
+    """
+    plain = name.rsplit(".", 1)[-1].strip().lower().replace("-", "_")
+    return TOOLS.get(plain)
+
+
+# =============================================================================
+# 46. Agent -- the loop; yields events, never prints
+#    Uses: Settings, Errors, Answers, Protocol, Stream, Context, Model, Requests, Calls
+# =============================================================================
+
+# One question is one turn: a free search, then model and tools by turns until there is
+# an answer, the last step without tools so that one always comes.  The agent yields
+# events and never prints; asking the user is a callable that was handed in.  Whatever
+# breaks, the history stays one that a server accepts, and the question still ends in
+# the extract.
+
+LAST_STEP_PROMPT = "\nYou have no tools left. Answer now from what you were shown."
+EMPTY_ANSWER = "the model gave an empty answer"
+EMPTY_ANSWERS = {
+    "length": "the length limit cut it off before it began",
+    "content_filter": "the endpoint's filter stopped it",
+}
+
+
+class Retrieval(NamedTuple):
+    """What was searched for before the model was asked, and what came back."""
+
+    query: str
+    hits: list
+    facts: list
+
+
+class Reset(NamedTuple):
+    """Text that was shown was not the answer after all: take it back."""
+
+
+class Done(NamedTuple):
+    """The turn is over; the last event."""
+
+    answer: str
+    refused: bool
+    mode: str           # model or extract
+    citations: tuple    # of Citation
+    usage: Usage | None = None      # of all requests of the turn
+    error: LightragError | None = None  # what kept the model from answering
+
+
+class _Turn:
+    """What is known of the turn that is under way."""
+
+    def __init__(self, question, steps):
+        self.question, self.steps = question, steps     # tool steps that are left
+        self.start = None           # where it begins in the conversation, once it does
+        self.hits, self.parts = [], []
+        self.offered = None         # the tools of the last request
+        self.said = ""              # the text of the last answer, as far as it came
+        self.usage = None           # of all requests
+        self.failures = Counter()   # of each call
+        self.unmarked = False       # a tool answered whose results have no number
+        self.mended = set()         # what was put right once, and will not be again
+
+    def count(self, usage):
+        """Add what one request cost."""
+        if usage:
+            self.usage = Usage(*map(add, self.usage or (0, 0), usage))
+
+
+class Agent:
+    """Answers questions in one conversation.
+
+    model    Model, or None: then every answer is an extract
+    calls    Calls, which run what the model asks for
+    hold     bool, nobody watches: an answer is kept back until it is whole, so that a
+             stream that was cut can be tried again
+    """
+
+    def __init__(self, settings, knowledge, memory, model, calls, conversation,
+                 hold=False):
+        self.settings, self.knowledge, self.memory = settings, knowledge, memory
+        self.model, self.calls, self.hold = model, calls, hold
+        self.conversation = conversation
+        self.requests = Requests(settings, model, conversation)
+
+    def ask(self, question, k=HITS, scopes=(), attached=()):
+        """Answer one question: yield its events, a Done last.
+
+        scopes    sources that searches are kept to; () = all
+        attached  list of Hit, what the user put beside the question
+        Events    Retrieval, Reset, Step, Done, and those of Model.chat but its Turn
+        Raises    KeyboardInterrupt as it comes; the history is valid then, too
+        """
+        turn = _Turn(question, self.settings.max_steps)
+        self.calls.box = self.calls.box._replace(scopes=scopes)
+        if self.model is None:
+            found = self._retrieve(question, k)
+            yield found
+            yield self._extract(question, found.hits)
+            return
+        try:
+            yield from self.requests.compress()
+            found = self._retrieve(question, k)
+            yield found
+            turn.hits, turn.parts = found.hits, self._parts(found, attached)
+            turn.start = len(self.conversation.messages)
+            self.conversation.messages.append(text_message("user", question))
+            yield from self._loop(turn)
+        except BaseException:
+            self._interrupt(turn)
+            raise
+
+    def _retrieve(self, question, k):
+        """Search for free, before the model is asked; -> Retrieval."""
+        query = self.requests.query_of(question)
+        leans = query != question and query.startswith(question)
+        if not leans:           # it stands alone, so that the next one may lean on it
+            self.conversation.earlier = query
+        hits = self.knowledge.search(query, k, self.calls.box.scopes)
+        return Retrieval(query, hits, self.memory.search(question))
+
+    def _interrupt(self, turn):
+        """Leave a valid history behind an answer that was stopped."""
+        conversation = self.conversation
+        if turn.start is None:
+            conversation.messages.append(text_message("user", turn.question))
+        conversation.messages = close_calls(conversation.messages, CANCELLED)
+        if conversation.messages[-1]["role"] != "assistant":
+            text = f"{turn.said}\n[interrupted]".strip()
+            conversation.messages.append(text_message("assistant", text))
+
+    def _extract(self, question, hits, error=None, usage=None):
+        """Return the Done of an answer in the documents' own words."""
+        register = self.conversation.register
+        found = extract(question, hits, self.knowledge.idf,
+                        lambda hit: register.number("passage", hit).n)
+        return Done(found.text, found.refused, "extract", found.citations, usage, error)
+
+    def _parts(self, found, attached):
+        """Return the texts that go before the question, most worth first."""
+        conversation = self.conversation
+        nonce, register = conversation.nonce, conversation.register
+        blocks = [passage_block(register.number(kind, hit), nonce)
+                  for kind, hits in (("file", attached), ("passage", found.hits))
+                  for hit in hits]
+        if not found.hits:
+            blocks.append("(The search found no passage for this question.)")
+        parts = ["\n\n".join(blocks)]
+        if found.facts:
+            parts.append(remembered(found.facts, nonce))
+        if conversation.working.notes:
+            notes = "\n".join(conversation.working.lines())
+            parts.append(fenced(notes, "your notes", nonce))
+        if conversation.summary:
+            parts.append(fenced(conversation.summary, "summary so far", nonce))
+        return parts
+
+    # The loop
+
+    def _loop(self, turn):
+        """Yield the events of model and tools until there is an answer."""
+        while True:
+            try:
+                reply = yield from self._reply(turn)
+            except (ModelError, NetworkError, ConfigError) as error:
+                if (yield from self._mend(turn, error)):
+                    continue
+                yield self._give_up(turn, error)
+                return
+            turn.count(reply.usage)
+            if not (reply.calls and turn.offered):
+                break
+            if reply.text:
+                yield Reset()
+            yield from self._run_all(turn, reply)
+        yield from self._finish(turn, reply)
+
+    def _reply(self, turn):
+        """Yield the deltas of one answer of the model; -> its Turn."""
+        turn.said = ""
+        tools = self.calls.schemas if turn.steps > 0 else None
+        self.requests.learn_window(turn.parts, tools)
+        turn.offered = self.requests.offered(tools)
+        system = SYSTEM_PROMPT.format(nonce=self.conversation.nonce)
+        if turn.offered:
+            system += TOOLS_PROMPT
+        elif self.settings.max_steps and self.model.takes_tools:
+            system += LAST_STEP_PROMPT
+        tools, start = turn.offered, turn.start
+        request, notice = self.requests.fit(system, start, turn.parts, tools)
+        if notice:
+            yield notice
+        stream, hold = self.settings.stream, self.hold
+        for event in self.model.chat(request, tools, stream, hold=hold):
+            if isinstance(event, Turn):
+                self.requests.correct(request, tools, event.usage)
+                return event
+            if isinstance(event, TextDelta):
+                turn.said += event.text
+            elif isinstance(event, TextReset):
+                turn.said, event = "", Reset()
+            yield event
+        raise ModelError("the endpoint sent no answer")
+
+    def _mend(self, turn, error):
+        """Put right what made a request fail, once for each reason; -> whether."""
+        if isinstance(error, ContextError):
+            reason = "length"
+        elif turn.offered and not self.model.takes_tools:
+            reason = "tools"        # the history may have been full of calls
+        else:
+            return False
+        if reason in turn.mended:
+            return False
+        turn.mended.add(reason)
+        if reason == "length":
+            turn.start = yield from self.requests.make_room(turn.start)
+        return True
+
+    def _give_up(self, turn, error):
+        """Close the turn after a failure of the endpoint; -> Done with the extract."""
+        done = self._extract(turn.question, turn.hits, error, turn.usage)
+        said = [turn.said, "[incomplete]"] if turn.said else []
+        text = "\n".join([*said, done.answer])
+        self.conversation.messages.append(text_message("assistant", text))
+        return done
+
+    def _finish(self, turn, reply):
+        """Yield what follows the last text: notices and the Done."""
+        cut_off, text = reply.finish == "length", reply.text.strip()
+        if not text and turn.steps <= 0 < self.settings.max_steps:
+            yield self._give_up(turn, LimitError(
+                f"no answer within {self.settings.max_steps} tool steps; ask for less "
+                "at once, or allow more (--max-steps)"
+            ))
+            return
+        if reply.incomplete or not text:
+            why = reply.incomplete or EMPTY_ANSWERS.get(reply.finish, EMPTY_ANSWER)
+            yield self._give_up(turn, ModelError(f"the answer is incomplete: {why}"))
+            return
+        message = assistant_message(reply._replace(calls=()))
+        self.conversation.messages.append(message)
+        if cut_off:
+            yield Notice("the answer is incomplete: cut off by the length limit")
+        citations, stray = self.conversation.register.cited(reply.text)
+        for n in stray:
+            yield Notice(f"the answer cites [{n}], which is no source")
+        refused = not citations and not turn.unmarked
+        yield Done(reply.text, refused, "model", citations, turn.usage)
+
+    def _run_all(self, turn, reply):
+        """Run the calls of one reply; yield a Step for each, and why it is the last."""
+        conversation = self.conversation
+        calls = bounded(reply.calls)
+        said = assistant_message(reply._replace(calls=calls))
+        conversation.messages.append(said)
+        for call in calls:
+            step = self.calls.run(call, conversation.is_tainted())
+            conversation.messages.append(tool_message(call, step.result))
+            turn.failures[step.tool, repr(step.arguments)] += not step.ok
+            turn.unmarked = turn.unmarked or step.unmarked
+            yield step
+        turn.steps -= 1
+        [(call, times)] = turn.failures.most_common(1)
+        if times >= SAME_FAILURES_MAX:
+            turn.steps = 0
+            yield Notice(f"the same call failed {times} times ({call[0]}); the model "
+                         "answers without tools now")
+        elif not turn.steps:
+            yield Notice(f"that were {self.settings.max_steps} tool steps, the limit; "
+                         "the model answers from what it has")
+
+
+# =============================================================================
+# 47. Console -- printing, asking and progress under any encoding
 #    Uses: Settings, Prose
 # =============================================================================
 
@@ -9980,7 +10328,7 @@ def fit(text, columns):
 
 
 # =============================================================================
-# 46. Consent -- ask once, and remember what the user wants remembered
+# 48. Consent -- ask once, and remember what the user wants remembered
 #    Uses: Settings, Prose, Permissions, Folders, Ingest
 # =============================================================================
 
@@ -10094,7 +10442,7 @@ class Consent:
 
 
 # =============================================================================
-# 47. Arguments -- the words of a command line to a command and its options [pure]
+# 49. Arguments -- the words of a command line to a command and its options [pure]
 #    Uses: Errors, Prose
 # =============================================================================
 
@@ -10260,7 +10608,7 @@ def _option_rows(options):
 
 
 # =============================================================================
-# 48. Intake -- the commands that add, sync and remove
+# 50. Intake -- the commands that add, sync and remove
 #    Uses: Errors, Prose, Folders, Sources, Knowledge, Ingest, Consent, Arguments
 # =============================================================================
 
@@ -10447,7 +10795,7 @@ def report_json(report):
 
 
 # =============================================================================
-# 49. Asking -- the commands that list, show, search and ask
+# 51. Asking -- the commands that list, show, search and ask
 #    Uses: Settings, Errors, Prose, Decoding, Answers, Ingest, Intake
 # =============================================================================
 
@@ -10711,7 +11059,7 @@ class Talk:
 
 
 # =============================================================================
-# 50. Prompt -- the interactive prompt
+# 52. Prompt -- the interactive prompt
 #    Uses: Settings, Errors, Prose, Decoding, Console, Arguments
 # =============================================================================
 
@@ -10926,7 +11274,7 @@ def mend(line, encoding):
 
 
 # =============================================================================
-# 51. Command line -- the table of commands, and main
+# 53. Command line -- the table of commands, and main
 #    Uses: Settings, Errors, Chunks, Folders, Console, Arguments, Intake, Asking, Prompt
 # =============================================================================
 
