@@ -5254,7 +5254,7 @@ def cut_block(text, budget):
     """Cut a text as cut_to_tokens does, and close the marker that the cut left open.
 
     >>> cut_block(fenced("word " * 99, "page", "5f"), 16)
-    '[data 5f page]\\nword word word word wo [... cut]\\n[end 5f]'
+    '[data 5f page]\\nword word word word word wo [... cut]\\n[end 5f]'
     """
     short = cut_to_tokens(text, budget)
     opened = DATA_MARK.search(text)
@@ -9149,14 +9149,13 @@ def find_below(root, path):
     """
     root = os.path.realpath(root)
     wanted = source_name(resolve_below(root, path), root)
-
-    def _leads_there(inside, is_folder):
-        return inside == wanted or is_folder and wanted.startswith(inside + "/")
-
-    for item in walk_folder(root, root, _leads_there):
-        if isinstance(item, Skipped):
+    pattern = re.sub(r"([*?\[])", r"[\1]", wanted)
+    for item in walk_folder(root, root, pattern):
+        if item.source == wanted and isinstance(item, Found):
+            return item
+        above = item.source.rstrip("/") + "/"
+        if isinstance(item, Skipped) and f"{wanted}/".startswith(above):
             raise DeniedError(f"{item.source} is not read: {item.reason}")
-        return item
     raise SourceError(f"there is no file {path!r}; list_files shows what there is")
 
 
