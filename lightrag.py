@@ -172,7 +172,7 @@ TITLE_WEIGHT = 3            # a token of the title counts as so many of the text
 HEADING_WEIGHT = 1.0        # most chunks begin with their heading, so it counts twice
 LEAD_WEIGHT = 0.2           # added to a token among the first of its chunk
 LEAD_TOKENS = 30
-SEGMENT_MAGIC = b"LRAGSEG2"
+SEGMENT_MAGIC = b"LRAGSEG3"
 BLOCK_BYTES = 1 << 14       # checked at once, in about 10 microseconds
 TERMS_PER_BUCKET = 16       # of one range of CRC32
 DENSE_SHARE = 16            # a term in more than 1/16 of the units has a row of bytes
@@ -184,6 +184,7 @@ RARITY_POWER = 1.15         # of idf: rare words say a little more than BM25 has
 COHESION_SHARE = 0.5        # of a pair's weight that hangs on its being a word
 FINALISTS = 10              # so many are looked at once more; 60 are no better
 NEIGHBOUR_SHARE = 0.15      # of the mean of two words, when they stand side by side
+FORM_SHARE = 0.1            # of a word, when it stands in the very form of the question
 WEIGHT_UNITS = 256          # that make a token's weight of 1.0: scores are integers
 SCORE_UNITS = 255 * WEIGHT_UNITS    # weight x impact of a full share of 1.0
 RARE_UNITS = 48             # a list of postings this short is read without asking why
@@ -696,10 +697,20 @@ def tokens(text):
     >>> tokens("GPT4模型")
     ['gpt', '4', 'gpt4', '模', '型', '模型']
     """
-    if text.isascii():
-        return list(chain.from_iterable(map(word_tokens, WORD.findall(text))))
+    return tokens_of(words_of(text))
+
+
+def words_of(text):
+    """Return the words and runs of a text as they are written."""
+    return WORD.findall(text if text.isascii() else _readable(text))
+
+
+def tokens_of(words):
+    """Return the tokens of words and runs, in order."""
+    if all(map(str.isascii, words)):
+        return list(chain.from_iterable(map(word_tokens, words)))
     found = []
-    for word in WORD.findall(_readable(text)):
+    for word in words:
         if word[0] >= RUN_FIRST and RUN.match(word):    # as run_tokens, without a list
             found += word
             found += map(add, word, word[1:])
@@ -733,16 +744,36 @@ def plain_words(found):
     return [token for token in found if token[0] < RUN_FIRST and token not in STOPPED]
 
 
-def neighbours(words):
+def neighbours(found):
     """Return a number below 65,536 for each two words that stand side by side.
 
-    words  list[str], the plain words of a text in order
-    >>> limits = plain_words(tokens("the limits of a retry"))
-    >>> neighbours(limits) == neighbours(["limit", "retry"])
+    found  tokens of a text in order
+    >>> neighbours(tokens("the limits of a retry")) == neighbours(["limit", "retry"])
     True
     """
+    words = plain_words(found)
     sides = map("{} {}".format, words, words[1:])
     return [zlib.crc32(side.encode()) & 0xFFFF for side in sides]
+
+
+@lru_cache(TOKEN_CACHE_WORDS)
+def word_forms(word):
+    """Return, for each token of a word, a number below 65,536 of how it is written.
+
+    >>> word_forms("Retries") == word_forms("retries") != word_forms("retry")
+    True
+    """
+    return tuple(zlib.crc32(form.encode()) & 0xFFFF for form in _forms(word))
+
+
+def traces(words, found):
+    """Return the numbers of what tokens do not tell: forms, and words side by side.
+
+    words  of a text, as words_of gives them
+    found  its tokens
+    """
+    forms = map(word_forms, (word for word in words if word[0] < RUN_FIRST))
+    return {*chain.from_iterable(forms), *neighbours(found)}
 
 
 @lru_cache(TOKEN_CACHE_WORDS)
@@ -752,12 +783,17 @@ def word_tokens(word):
     >>> word_tokens("CVE-2024-1234"), word_tokens("3.11.7"), word_tokens("C++")
     (('cve', '2024', '1234', 'cve20241234'), ('3', '11', '7', '3.11.7'), ('c++',))
     """
+    return tuple(map(stem, _forms(word)))
+
+
+def _forms(word):
+    """Return the parts of a word and, where there are several, the whole; unstemmed."""
     if word[-1] in "+#":
         if word.casefold() in NAMES_WITH_SIGNS:
-            return (word.casefold(),)
+            return [word.casefold()]
         word = word.rstrip("+#")
     if word[0] == ".":
-        return (".net", "net")
+        return [".net", "net"]
     word = _fold(word).replace("\u2019", "'").replace("\u2010", "-")
     if word.endswith(("'s", "'S")):
         word = word[:-2]
@@ -765,10 +801,10 @@ def word_tokens(word):
         word = _join_thousands(word)
     parts = [part for piece in re.split(r"[-.',_]+", word) for part in _split(piece)]
     if len(parts) == 1:
-        return (stem(parts[0]),)
+        return parts
     joints_count = all(part.isdecimal() for part in parts)   # 3.11 is not 311
     whole = word if joints_count else "".join(parts)
-    return (*map(stem, parts), stem(whole[:TOKEN_CHARS_MAX].casefold()))
+    return [*parts, whole[:TOKEN_CHARS_MAX].casefold()]
 
 
 def _readable(text):
@@ -2259,14 +2295,14 @@ class Sealed:
 # Source: Robertson & Zaragoza 2009, sections 3.4 to 3.6.
 #
 #     first unit of each document | directory | buckets | postings | rows
-#            | where the neighbours of each unit begin | neighbours
+#            | where the traces of each unit begin | traces
 #
 # A bucket holds the terms of one range of CRC32: their numbers, then their names.  A
 # posting is impact << 24 | unit, so that a stride of bytes parts the two at memory
 # speed.  A term in more than one unit of 16 has no postings but a row, a byte a unit,
-# where any unit is looked up at once.  Neighbours tell the units that hold two words
-# of a question side by side; with positions, which take ten times the room, the judged
-# sets came out the same.
+# where any unit is looked up at once.  Traces tell in what form a unit has
+# the words of a question, and which two side by side; with positions, which take ten
+# times the room, the judged sets came out the same.
 
 TERM = struct.Struct("=IIB")
 HIGH_BYTE = COUNT.pack(1 << 24).index(1)    # where the impact of a posting stands
@@ -2329,11 +2365,11 @@ def _without_collector(build):
 @_without_collector
 def build_segment(documents):
     """Return a segment, as bytes, of [(title, text, chunks)]."""
-    firsts, beside = array("I", [0]), []
+    firsts, marks = array("I", [0]), []
     postings = {}       # token -> posting, or an array of them when it has more
     impacts = {}        # length of a unit -> _Impacts
     known = postings.get
-    counted = _count_units(documents, firsts, beside)
+    counted = _count_units(documents, firsts, marks)
     for unit, (counts, length) in enumerate(counted):
         if length not in impacts:
             impacts[length] = _Impacts(length)
@@ -2346,22 +2382,23 @@ def build_segment(documents):
                 postings[token] = array("I", (held, high[frequency] | unit))
             else:
                 held.append(high[frequency] | unit)
-    return _pack_segment(firsts, postings, beside)
+    return _pack_segment(firsts, postings, marks)
 
 
-def _count_units(documents, firsts, beside):
+def _count_units(documents, firsts, marks):
     """Yield (token -> weighted frequency, length) of each unit.
 
-    The first unit of each document and the neighbours of each unit are appended to
-    firsts and beside.
+    The first unit of each document and the traces of each unit are appended to firsts
+    and marks.
     """
     for title, text, chunks in documents:
         fields = {name: (Counter(tokens(name)), _byte_length(name))
                   for name in {title, *(chunk.heading for chunk in chunks)}}
         for chunk in chunks:
             body = text[chunk.start : chunk.end]
-            found, length = tokens(body), _byte_length(body)
-            beside.append(array("H", neighbours(plain_words(found))).tobytes())
+            words, length = words_of(body), _byte_length(body)
+            found = tokens_of(words)
+            marks.append(array("H", sorted(traces(words, found))).tobytes())
             counts = Counter(found)
             for token in set(found[:LEAD_TOKENS]):
                 counts[token] += LEAD_WEIGHT
@@ -2382,11 +2419,11 @@ def _byte_length(text):
 @_without_collector
 def merge_segments(segments):
     """Return one segment, as bytes, of the live documents; no text is read again."""
-    firsts, beside, merged = array("I", [0]), [], {}
+    firsts, marks, merged = array("I", [0]), [], {}
     for segment in segments:
         moves = segment.moves(firsts)
-        beside += [segment.beside(unit).tobytes()
-                   for unit, new in enumerate(moves) if new != GONE]
+        marks += [segment.traces(unit).tobytes()
+                  for unit, new in enumerate(moves) if new != GONE]
         for token, term in segment.terms():
             kept = [value << 24 | moves[unit]
                     for unit, value in zip(*segment.postings(term))
@@ -2395,10 +2432,10 @@ def merge_segments(segments):
                 merged[token].extend(kept)
             elif kept:
                 merged[token] = array("I", kept)
-    return _pack_segment(firsts, merged, beside)
+    return _pack_segment(firsts, merged, marks)
 
 
-def _pack_segment(firsts, terms, beside):
+def _pack_segment(firsts, terms, marks):
     """Lay out a segment of {token: posting or array of postings}; empties terms."""
     units = firsts[-1]
     if units > UNIT_MASK:
@@ -2427,8 +2464,8 @@ def _pack_segment(firsts, terms, beside):
         table += bytes(-len(table) % 4)
         directory.append(len(table))
     counts = len(firsts) - 1, units, len(buckets), len(postings), len(rows)
-    ends = array("I", accumulate(map(len, beside), initial=0))
-    parts = [firsts, directory, table, postings, *rows, ends, *beside]
+    ends = array("I", accumulate(map(len, marks), initial=0))
+    parts = [firsts, directory, table, postings, *rows, ends, *marks]
     return seal(SEGMENT_MAGIC, counts, parts)
 
 
@@ -2459,7 +2496,7 @@ class Segment(Sealed):
         self.packed = self.table + COUNT.unpack(table_end)[0]
         self.rows = self.packed + COUNT.size * postings
         self.ends = self.rows + rows * self.units
-        self.sides = self.ends + COUNT.size * (self.units + 1)
+        self.marks = self.ends + COUNT.size * (self.units + 1)
         if len(numbers) != self.documents:
             raise DamageError("An index file belongs to other documents")
 
@@ -2506,11 +2543,11 @@ class Segment(Sealed):
         at = self.packed + 4 * term.where
         return _part(self.view(at, at + 4 * term.units))
 
-    def beside(self, unit):
-        """Return the neighbours of a unit, numbers of 16 bits."""
+    def traces(self, unit):
+        """Return the traces of a unit: numbers of 16 bits, in order, each once."""
         at = self.ends + COUNT.size * unit
         start, end = self.view(at, at + 2 * COUNT.size).cast("I")
-        return self.view(self.sides + start, self.sides + end).cast("H")
+        return self.view(self.marks + start, self.marks + end).cast("H")
 
     def firsts(self):
         """Return the first unit of each document, and the end."""
@@ -2718,9 +2755,9 @@ class Index:
                 best.append((score, *segment.place(unit), segment, unit))
             best.sort(key=_best_first)
             del best[most:]
-        gains = neighbour_gains(terms)
+        gains = trace_gains(query, terms)
         final = sorted((
-            (score + sum(beside_gains(segment, unit, gains)), number, chunk)
+            (score + sum(traced_gains(segment, unit, gains)), number, chunk)
             for score, number, chunk, segment, unit in best
         ), key=_best_first)
         return [(score / SCORE_UNITS, *place) for score, *place in final[:k]]
@@ -2731,7 +2768,7 @@ class Index:
         found  [(number, chunk index)]
         ->     [{"token", "chunks", "idf", "weight", "shares"}]: chunks that hold the
                token, and what it gave each hit; a hit's shares add up to its score.
-               The last row is of words side by side; its chunks are those found.
+               The last row is of words in the question's form and order.
         """
         rows, terms, units = [], self.terms(query), []
         for number, chunk in found:
@@ -2746,10 +2783,10 @@ class Index:
                 shares.append(scores[unit] / SCORE_UNITS)
             rows.append({"token": token, "chunks": self._held(held), "idf": idf,
                          "weight": weight / WEIGHT_UNITS, "shares": shares})
-        gains = neighbour_gains(terms)
-        sides = [sum(beside_gains(*unit, gains)) / SCORE_UNITS for unit in units]
+        gains = trace_gains(query, terms)
+        sides = [sum(traced_gains(*unit, gains)) / SCORE_UNITS for unit in units]
         if any(sides):
-            rows.append({"token": "(side by side)", "chunks": sum(map(bool, sides)),
+            rows.append({"token": "(as written)", "chunks": sum(map(bool, sides)),
                          "idf": 0.0, "weight": NEIGHBOUR_SHARE, "shares": sides})
         return rows
 
@@ -2760,19 +2797,24 @@ def _best_first(row):
     return -score, number, chunk
 
 
-def neighbour_gains(terms):
-    """Return {number of neighbours: what a unit gains that has them side by side}."""
-    weights = {token: weight for token, _, weight, _ in terms}
+def trace_gains(query, terms):
+    """Return {trace: what a unit gains that has it}."""
+    weights, gains = {token: weight for token, _, weight, _ in terms}, {}
+    for word in words_of(query):
+        if word[0] < RUN_FIRST:
+            for token, form in zip(word_tokens(word), word_forms(word)):
+                gains[form] = round(FORM_SHARE * 255 * weights.get(token, 0))
     words = plain_words(weights)
-    doubled = map(add, map(weights.get, words), map(weights.get, words[1:]))
-    gains = [round(NEIGHBOUR_SHARE * 255 / 2 * weight) for weight in doubled]
-    return dict(zip(neighbours(words), gains))
+    pairs = map(add, map(weights.get, words), map(weights.get, words[1:]))
+    for side, pair in zip(neighbours(words), pairs):
+        gains[side] = round(NEIGHBOUR_SHARE * 255 / 2 * pair)
+    return gains
 
 
-def beside_gains(segment, unit, gains):
-    """Return what each two of a question's words give that a unit has side by side."""
-    held = set(segment.beside(unit)) if gains else ()
-    return [gain for number, gain in gains.items() if number in held]
+def traced_gains(segment, unit, gains):
+    """Return what each trace of a question gives that a unit has too."""
+    held = set(segment.traces(unit)) if gains else ()
+    return [gain for trace, gain in gains.items() if trace in held]
 
 
 def cohesion(together, first, second, total):

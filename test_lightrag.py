@@ -1747,11 +1747,14 @@ class Test12Segments(unittest.TestCase):
                                  ("retry", "user", True), ("user", "id", True),
                                  ("limit", "user", False)):
             with self.subTest(one=one, two=two):
-                held = set(lr.neighbours(lr.plain_words(lr.tokens(text))))
+                held = set(lr.neighbours(lr.tokens(text)))
                 self.assertEqual(set(lr.neighbours([one, two])) <= held, wanted)
-        segment = open_segment([("", text, [lr.Chunk(0, 6), lr.Chunk(0, len(text))])])
-        self.assertEqual(list(segment.beside(0)), [])
-        self.assertEqual(set(segment.beside(1)), held)
+        segment = open_segment([("", text, [lr.Chunk(0, 0), lr.Chunk(0, len(text))])])
+        self.assertEqual(list(segment.traces(0)), [])
+        held = lr.traces(lr.words_of(text), lr.tokens(text))
+        self.assertEqual(list(segment.traces(1)), sorted(held))
+        self.assertLessEqual({*lr.word_forms("limits"), *lr.word_forms("ID")}, held)
+        self.assertFalse({*lr.word_forms("limit")} & held)
 
     def test_merge_is_the_segment_of_all_documents(self):
         documents = random_documents(50, seed=4)
@@ -1761,7 +1764,7 @@ class Test12Segments(unittest.TestCase):
         self.assertEqual(all_impacts(merged), all_impacts(open_segment(documents)))
         self.assertEqual(merged.firsts(), open_segment(documents).firsts())
         for unit in range(merged.units):
-            self.assertEqual(merged.beside(unit), open_segment(documents).beside(unit))
+            self.assertEqual(merged.traces(unit), open_segment(documents).traces(unit))
 
     def test_merge_leaves_the_dead_out(self):
         documents = random_documents(40, seed=5)
@@ -1828,15 +1831,19 @@ def exhaustive(documents, query, k, wanted=None):
                 scores[place] = scores.get(place, 0) + weight * impacts[token]
         weights[token] = weight
     best = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
-    words = lr.plain_words(weights)
+    words, gains = lr.plain_words(weights), {}
+    for word in lr.words_of(query):
+        if not lr.RUN.match(word):
+            for token, form in zip(lr.word_tokens(word), lr.word_forms(word)):
+                gains[form] = round(lr.FORM_SHARE * 255 * weights.get(token, 0))
+    for i, side in enumerate(lr.neighbours(words)):
+        both = weights[words[i]] + weights[words[i + 1]]
+        gains[side] = round(lr.NEIGHBOUR_SHARE * 255 / 2 * both)
     for (number, chunk), _ in best[: max(k, lr.FINALISTS)]:
         _, text, chunks = documents[number]
-        found = lr.tokens(text[chunks[chunk].start : chunks[chunk].end])
-        held = lr.neighbours(lr.plain_words(found))
-        for i, side in enumerate(lr.neighbours(words)):
-            if side in held:
-                both = weights[words[i]] + weights[words[i + 1]]
-                scores[number, chunk] += round(lr.NEIGHBOUR_SHARE * 255 / 2 * both)
+        body = text[chunks[chunk].start : chunks[chunk].end]
+        held = lr.traces(lr.words_of(body), lr.tokens(body))
+        scores[number, chunk] += sum(gains[trace] for trace in held & set(gains))
     best = [(place, scores[place]) for place, _ in best[: max(k, lr.FINALISTS)]]
     best = sorted(best, key=lambda item: (-item[1], item[0]))[:k]
     return [(score / lr.SCORE_UNITS, *place) for place, score in best]
@@ -1898,6 +1905,9 @@ class Test13Ranking(unittest.TestCase):
             )
             gained = {found for found in asked if asked[found] > turned[found]}
             self.assertEqual(gained, {number})
+        forms = index_of("limits", "limit")
+        self.assertEqual([n for _, n, _ in forms.search("limit", 2)], [1, 0])
+        self.assertEqual([n for _, n, _ in forms.search("limits", 2)], [0, 1])
         signs = index_of("红色的鱼", "蓝色的鱼", "红与蓝")
         self.assertEqual(signs.search("红色 蓝 的鱼", 9), signs.search("的鱼 蓝 红色", 9))
 
@@ -1953,7 +1963,7 @@ class Test13Ranking(unittest.TestCase):
         found = index.search(query, 6)
         rows = index.explain(query, [place for _, *place in found])
         tokens = [token for token, _ in lr.question_tokens(query)]
-        self.assertEqual([row["token"] for row in rows], [*tokens, "(side by side)"])
+        self.assertEqual([row["token"] for row in rows], [*tokens, "(as written)"])
         for i, (score, _, _) in enumerate(found):
             self.assertAlmostEqual(sum(row["shares"][i] for row in rows), score)
         self.assertEqual([rows[-2]["chunks"], sum(rows[-2]["shares"])], [0, 0])
