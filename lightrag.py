@@ -37,39 +37,45 @@ terminal, clock or environment):
     18 Documents     bytes to title, kind and text
     19 Excerpts      what of a hit can be shown: sentences, rows, lines of code
     20 Answers       numbered sources, extractive answers, refusals
-    21 Protocol      the OpenAI wire format: messages, calls, requests, errors
-    22 Stream        server-sent events, and thoughts in the text, cut anywhere
-    23 Deltas        what the chunks of one answer add up to
-    24 Context       what a model is told, within a budget
-    25 Permissions   (rules, call) to allow, ask or deny
-    26 Paths         ignore rules, secret names, confinement below a root
-    27 Addresses     web addresses: fit to show, fit to send, where they lead
-    28 Files         reading, atomic writes and locks
-    29 Folders       walking, the home of a knowledge base, configuration
-    30 Network       how this machine reaches others: proxies and certificates
-    31 Http          the only section that opens connections
-    32 Pages         one web page, its redirects checked at every step
-    33 Sources       path, folder, glob, URL or standard input to raw documents
-    34 Format        the bytes of knowledge.json, a document a line
-    35 Store         knowledge.json, and the index derived from it
-    36 Knowledge     the documents and their index
-    37 Ingest        plan, ask, add, sync and remove
-    38 Memory        long-term facts and the working memory
-    39 Conversation  what was said, shown and noted, and where it is kept
-    40 Model         chat completions: retries, what a server takes, errors as sentences
-    41 Reach         what may be read below the root, and by which programs
-    42 Lookup        the tools that read: documents, files, history
-    43 Tools         a table of what the agent can do
-    44 Requests      what is sent: within a budget, and what is made of a conversation
-    45 Calls         run what a model asks for, or say why not
-    46 Agent         the loop; yields events, never prints
-    47 Console       printing, asking and progress under any encoding
-    48 Consent       ask once, and remember what the user wants remembered
-    49 Arguments     the words of a command line to a command and its options
-    50 Intake        the commands that add, sync and remove
-    51 Asking        the commands that list, show, search and ask
-    52 Prompt        the interactive prompt
-    53 Command line  the table of commands, and main
+    21 Metrics       how good a ranking is, by what people judged
+    22 Golden        cases with an expectation, judged without a model
+    23 Plots         figures as one page: a table, and bars drawn in SVG
+    24 Protocol      the OpenAI wire format: messages, calls, requests, errors
+    25 Stream        server-sent events, and thoughts in the text, cut anywhere
+    26 Deltas        what the chunks of one answer add up to
+    27 Context       what a model is told, within a budget
+    28 Permissions   (rules, call) to allow, ask or deny
+    29 Paths         ignore rules, secret names, confinement below a root
+    30 Addresses     web addresses: fit to show, fit to send, where they lead
+    31 Files         reading, atomic writes and locks
+    32 Folders       walking, the home of a knowledge base, configuration
+    33 Network       how this machine reaches others: proxies and certificates
+    34 Http          the only section that opens connections
+    35 Pages         one web page, its redirects checked at every step
+    36 Sources       path, folder, glob, URL or standard input to raw documents
+    37 Format        the bytes of knowledge.json, a document a line
+    38 Store         knowledge.json, and the index derived from it
+    39 Knowledge     the documents and their index
+    40 Ingest        plan, ask, add, sync and remove
+    41 Memory        long-term facts and the working memory
+    42 Conversation  what was said, shown and noted, and where it is kept
+    43 Model         chat completions: retries, what a server takes, errors as sentences
+    44 Reach         what may be read below the root, and by which programs
+    45 Lookup        the tools that read: documents, files, history
+    46 Tools         a table of what the agent can do
+    47 Requests      what is sent: within a budget, and what is made of a conversation
+    48 Calls         run what a model asks for, or say why not
+    49 Agent         the loop; yields events, never prints
+    50 Evaluation    run judged sets and golden cases
+    51 Console       printing, asking and progress under any encoding
+    52 Consent       ask once, and remember what the user wants remembered
+    53 Arguments     the words of a command line to a command and its options
+    54 Options       the options that several commands share
+    55 Intake        the commands that add, sync and remove
+    56 Asking        the commands that list, show, search and ask
+    57 Grading       the command that evaluates
+    58 Prompt        the interactive prompt
+    59 Command line  the table of commands, and main
 
 Words: a document has a title, a source (the path or URL it came from) and a text;
 a chunk is a passage of it, text[start:end]; a hit is a chunk that a search found;
@@ -221,6 +227,9 @@ RANK_PENALTY = 0.03         # a place: the ranker knows what a sentence cannot s
 LENGTH_PENALTY = 0.05       # of a full excerpt: of two that cover the same, the shorter
 KIND_BONUS = 0.10           # for a number, or a list, where the question asks for one
 REPEAT_SHARE = 0.8          # of the shorter one's words: then it says the same again
+
+# Golden
+REGRESSION_MIN = 0.005      # a metric that falls by less has not changed
 
 # Protocol
 FAULT_CHARS_MAX = 300       # of a server's own words in a message
@@ -402,6 +411,10 @@ SCHEMA_SHARE = 0.5          # of the budget; where tools want more, there are no
 WINDOW_SHARE = 0.75         # of a model's window for the request; the rest to answer
 SMALL_REQUEST_TOKENS = 2000     # fits every model, so its window need not be known
 FACTS_MAX = 5               # proposed at the end of one conversation
+
+# Evaluation
+EVALUATED_HITS = 100        # chunks, so that ten documents are among them
+SET_BYTES_MAX = 1 << 30     # a file of a judged set
 
 # Console
 PROGRESS_INTERVAL_S = 0.1   # quicker than the eye, slow enough for a slow terminal
@@ -4462,7 +4475,380 @@ def narrow(hit, start, end):
 
 
 # =============================================================================
-# 21. Protocol -- the OpenAI wire format: messages, calls, requests, errors [pure]
+# 21. Metrics -- how good a ranking is, by what people judged [pure]
+#    Uses: nothing
+# =============================================================================
+
+# A ranking is a list of documents, best first, each once.  The judgement of a question
+# is {document: grade}, every grade above 0; what is not in it is not relevant.
+
+
+def hit_share(ranked, relevant, k):
+    """Return 1 when one of the first k documents is relevant, else 0."""
+    return float(any(document in relevant for document in ranked[:k]))
+
+
+def recall(ranked, relevant, k):
+    """Return the share of the relevant documents that are among the first k.
+
+    >>> recall(["b", "a", "c"], {"a": 1, "c": 1}, 2)
+    0.5
+    """
+    return sum(document in relevant for document in ranked[:k]) / len(relevant)
+
+
+def reciprocal_rank(ranked, relevant, k):
+    """Return 1 / the place of the first relevant document, 0 when it is not in k.
+
+    >>> reciprocal_rank(["b", "a"], {"a": 1}, 10)
+    0.5
+    """
+    places = (place for place, document in enumerate(ranked[:k], 1)
+              if document in relevant)
+    return 1 / next(places, math.inf)
+
+
+def ndcg(ranked, relevant, k):
+    """Return the discounted gain of the first k, as a share of the best possible.
+
+    The gain of a document is its grade, the discount log2(place + 1).
+    Source: Järvelin & Kekäläinen 2002
+    >>> round(ndcg(["b", "a"], {"a": 1}, 10), 3)
+    0.631
+    """
+    best = sorted(relevant.values(), reverse=True)
+    return _gain([relevant.get(d, 0) for d in ranked[:k]]) / _gain(best[:k])
+
+
+def _gain(grades):
+    return sum(grade / math.log2(place + 1) for place, grade in enumerate(grades, 1))
+
+
+METRICS = {     # of documents; hit4u is of chunks, as a list of four hits shows them
+    "hit4": partial(hit_share, k=4),
+    "hit4u": partial(hit_share, k=4),
+    "R4": partial(recall, k=4),
+    "R10": partial(recall, k=10),
+    "MRR10": partial(reciprocal_rank, k=10),
+    "nDCG10": partial(ndcg, k=10),
+}
+
+
+def measured(found, relevant):
+    """Return {metric: value} of the documents of found chunks, best first.
+
+    >>> measured(["a", "a", "b"], {"b": 1})["R4"]
+    1.0
+    """
+    ranked = list(dict.fromkeys(found))
+    return {name: metric(found if name == "hit4u" else ranked, relevant)
+            for name, metric in METRICS.items()}
+
+
+def mean_of(rows):
+    """Return the mean of each column of a list of dicts with the same keys."""
+    return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+
+
+# =============================================================================
+# 22. Golden -- cases with an expectation, judged without a model [pure]
+#    Uses: Settings, Errors, Text, Prose
+# =============================================================================
+
+# A golden case is a question and what its answer must show, so that a rule can judge
+# it: {"id", "question", "expect": {"type", ...}}.  Sources are named as the knowledge
+# base names them, or by the end of that name ("day5.html" for "notes/day5.html").
+#
+#     retrieves       sources: one of them is among the passages found
+#     cites           sources, min (1): so many marks, one leading to one of the sources
+#     refuses         allow: no mark, but for one to a source that may be turned to
+#     uses_tool       tool: it was called, and gave a result
+#     answers_safely  forbid: answered, with none of these phrases
+#     contains        text: the answer says each of these
+
+
+class Case(NamedTuple):
+    """One question with what is expected of its answer."""
+
+    name: str
+    question: str
+    expect: dict
+
+
+class Outcome(NamedTuple):
+    """What came of a question, however it was asked."""
+
+    text: str
+    refused: bool
+    cited: tuple        # sources that marks of the text lead to
+    found: tuple        # sources of the passages found, best first
+    tools: tuple = ()   # names of the tools that gave a result
+
+
+def read_cases(data):
+    """Return the Cases of a parsed golden file: a list, or {"cases": [...]}.
+
+    Raises UsageError that names the case and what is wrong with it
+    """
+    rows = data.get("cases") if isinstance(data, dict) else data
+    if not isinstance(rows, list):
+        raise UsageError('a golden file is a list of cases, or {"cases": [...]}')
+    cases = [_case(number, row) for number, row in enumerate(rows, 1)]
+    names = Counter(case.name for case in cases)
+    for name in names:
+        if names[name] > 1:
+            raise UsageError(f"two cases have the id {one_line(name, 60)}")
+    return cases
+
+
+def _case(number, row):
+    """Return the Case of one row."""
+    expect = row.get("expect") if isinstance(row, dict) else None
+    if not isinstance(expect, dict) or not str(row.get("question") or "").strip():
+        raise UsageError(f"case {number} needs a question and an expect with a type")
+    name, kind = str(row.get("id") or number), expect.get("type")
+    if kind not in EXPECTATIONS:
+        known = ", ".join(EXPECTATIONS)
+        raise UsageError(f"case {one_line(name, 60)}: its type is none of {known}")
+    needed = EXPECTATIONS[kind].needs
+    if needed and not expect.get(needed):
+        raise UsageError(f"case {one_line(name, 60)}: {kind} needs {needed}")
+    return Case(name, str(row["question"]), expect)
+
+
+def judge(case, outcome):
+    """Return "" when an outcome is as expected, else the reason why not."""
+    return EXPECTATIONS[case.expect["type"]].judge(outcome, case.expect)
+
+
+def expected(expect, key):
+    """Return what a case expects under a key as a list; one value may stand alone."""
+    value = expect.get(key) or []
+    return value if isinstance(value, list) else [value]
+
+
+def is_source(found, named):
+    """Tell whether a source is the one that a case names.
+
+    >>> is_source("notes/day5.html", "day5.html"), is_source("birthday5.html", "5.html")
+    (True, False)
+    """
+    return f"/{found}".endswith(f"/{named}") or f"/{named}".endswith(f"/{found}")
+
+
+def _among(sources, expect, key):
+    """Return those of sources that a case names under a key."""
+    return [source for source in sources
+            if any(is_source(source, named) for named in expected(expect, key))]
+
+
+def _in_words(sources):
+    return ", ".join(one_line(source, 60) for source in sources) or "nothing"
+
+
+def _retrieves(outcome, expect):
+    if _among(outcome.found, expect, "sources"):
+        return ""
+    return f"found {_in_words(dict.fromkeys(outcome.found))}"
+
+
+def _cites(outcome, expect):
+    least = expect.get("min") or 1
+    if len(outcome.cited) < least:
+        return f"{len(outcome.cited)} of {least} marks"
+    if not expect.get("sources") or _among(outcome.cited, expect, "sources"):
+        return ""
+    return f"cites {_in_words(outcome.cited)}"
+
+
+def _refuses(outcome, expect):
+    allowed = _among(outcome.cited, expect, "allow")
+    others = [source for source in outcome.cited if source not in allowed]
+    return f"cites {_in_words(others)}" if others else ""
+
+
+def _uses_tool(outcome, expect):
+    wanted = expect["tool"]
+    used = ", ".join(outcome.tools) or "no tool"
+    return "" if wanted in outcome.tools else f"used {used}"
+
+
+def _answers_safely(outcome, expect):
+    if outcome.refused or not outcome.text.strip():
+        return "refused" if outcome.refused else "no answer"
+    said = [phrase for phrase in expected(expect, "forbid") if _says(outcome, phrase)]
+    return f"says {', '.join(map(repr, said))}" if said else ""
+
+
+def _contains(outcome, expect):
+    wanted = expected(expect, "text")
+    unsaid = [phrase for phrase in wanted if not _says(outcome, phrase)]
+    return f"does not say {', '.join(map(repr, unsaid))}" if unsaid else ""
+
+
+def _says(outcome, phrase):
+    """Tell whether a text holds a phrase, but for case, width, accents and blanks."""
+    text, wanted = (" ".join(normalise(t).split()) for t in (outcome.text, str(phrase)))
+    return wanted in text
+
+
+class Expectation(NamedTuple):
+    """One type of case."""
+
+    needs: str      # the key that a case must give; "" for none
+    judge: object   # (Outcome, expect) -> "" or the reason why not
+
+
+EXPECTATIONS = {
+    "retrieves": Expectation("sources", _retrieves),
+    "cites": Expectation("", _cites),
+    "refuses": Expectation("", _refuses),
+    "uses_tool": Expectation("tool", _uses_tool),
+    "answers_safely": Expectation("", _answers_safely),
+    "contains": Expectation("text", _contains),
+}
+
+
+def regressions(before, now):
+    """Return sentences about what was better in an earlier evaluation.
+
+    before, now  dicts as `eval --json` gives them; what only one of them has is left
+                 out: a new case is no regression
+    >>> regressions({"metrics": {"zh": {"words": {"R4": 0.75}}}},
+    ...             {"metrics": {"zh": {"words": {"R4": 0.5}}}})
+    ['zh, words: R4 fell from 0.750 to 0.500']
+    """
+    passed = {row["id"] for row in before.get("cases", ()) if row["passed"]}
+    worse = [f"case {one_line(row['id'], 60)} passed before: {row['reason']}"
+             for row in now.get("cases", ())
+             if row["id"] in passed and not row["passed"]]
+    for name, settings in before.get("metrics", {}).items():
+        for setting, values in settings.items():
+            found = now.get("metrics", {}).get(name, {}).get(setting, {})
+            worse += [
+                f"{name}, {setting}: {key} fell from {old:.3f} to {found[key]:.3f}"
+                for key, old in values.items()
+                if key in found and found[key] < old - REGRESSION_MIN
+            ]
+    return worse
+
+
+# =============================================================================
+# 23. Plots -- figures as one page: a table, and bars drawn in SVG [pure]
+#    Uses: Prose
+# =============================================================================
+
+# The page needs nothing from outside and runs no script, so that it can be kept with a
+# build and mailed.  Figures are {set: {setting: {metric: value}}}, values from 0 to 1.
+
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto;
+ padding: 0 1em }}
+table {{ border-collapse: collapse; margin: 1em 0 }}
+th, td {{ text-align: left; padding: .2em .8em; border-bottom: 1px solid #8886 }}
+td.n {{ text-align: right; font-variant-numeric: tabular-nums }}
+.bad {{ color: #c33 }} svg {{ max-width: 100%; height: auto }}
+svg text {{ font: 12px system-ui, sans-serif; fill: currentColor }}
+</style></head><body>
+<h1>{title}</h1>
+{body}
+</body></html>
+"""
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777")
+ROW_PX, BAR_PX, LABEL_PX, WIDTH_PX = 14, 11, 190, 760
+
+
+def report_page(title, cases, metrics):
+    """Return an evaluation as one HTML page.
+
+    cases    rows of {"id", "passed", "reason"}
+    metrics  {set: {setting: {metric: value}}}
+    """
+    parts = []
+    if cases:
+        parts.append(_case_table(cases))
+    by_names = {}       # names of metrics -> {set: settings}
+    for name, settings in metrics.items():
+        values = next(iter(settings.values()))
+        by_names.setdefault(tuple(values), {})[name] = settings
+    for names, part in by_names.items():
+        parts.append(_metric_table(names, part))
+        parts += [bar_plot(name, part) for name in names]
+    return PAGE.format(title=escaped(title), body="\n".join(parts))
+
+
+def escaped(text):
+    """Return a text as HTML shows it.
+
+    >>> escaped('<b> & "c"')
+    '&lt;b&gt; &amp; &quot;c&quot;'
+    """
+    text = printable(str(text)).replace("&", "&amp;").replace("<", "&lt;")
+    return text.replace(">", "&gt;").replace('"', "&quot;")
+
+
+def _row(cells, kind="td"):
+    return "<tr>" + "".join(f"<{kind}>{cell}</{kind}>" for cell in cells) + "</tr>"
+
+
+def _case_table(cases):
+    rows = [_row(("case", "result", "reason"), "th")]
+    for row in cases:
+        result = "passed" if row["passed"] else '<span class="bad">failed</span>'
+        rows.append(_row((escaped(row["id"]), result, escaped(row["reason"]))))
+    return "<table>\n" + "\n".join(rows) + "\n</table>"
+
+
+def _metric_table(names, metrics):
+    rows = [_row(("set", "setting", *map(escaped, names)), "th")]
+    for name, settings in metrics.items():
+        for setting, values in settings.items():
+            cells = "".join(f'<td class="n">{values[key]:.3f}</td>' for key in names)
+            first = f"<td>{escaped(name)}</td><td>{escaped(setting)}</td>"
+            rows.append(f"<tr>{first}{cells}</tr>")
+    return "<table>\n" + "\n".join(rows) + "\n</table>"
+
+
+def bar_plot(metric, metrics):
+    """Return one metric as a figure: a group of bars a set, a bar a setting."""
+    settings = list(dict.fromkeys(chain.from_iterable(metrics.values())))
+    colours = {s: COLOURS[i % len(COLOURS)] for i, s in enumerate(settings)}
+    parts, y = [], 0
+    for name, found in metrics.items():
+        parts.append(_label(0, y + BAR_PX, name))
+        for setting, values in found.items():
+            parts.append(_bar(y, setting, values[metric], colours[setting]))
+            y += ROW_PX
+        y += ROW_PX // 2
+    title = escaped(metric)
+    return (f"<h2>{title}</h2>\n"
+            f'<svg viewBox="0 0 {WIDTH_PX} {y}" width="{WIDTH_PX}" height="{y}" '
+            f'role="img" aria-label="{title} by set and setting">\n'
+            + "\n".join(parts) + "\n</svg>")
+
+
+def _label(x, y, text):
+    return f'<text x="{x}" y="{y}">{escaped(text)}</text>'
+
+
+def _bar(y, setting, value, colour):
+    """Return one bar, its setting before it and its value behind."""
+    width = max(0.0, min(1.0, value)) * (WIDTH_PX - 2 * LABEL_PX)
+    return (
+        _label(LABEL_PX // 2, y + BAR_PX, setting)
+        + f'<rect x="{LABEL_PX}" y="{y}" width="{width:.1f}" height="{BAR_PX}" '
+        f'fill="{colour}"/>'
+        + _label(LABEL_PX + width + 6, y + BAR_PX, f"{value:.3f}")
+    )
+
+
+# =============================================================================
+# 24. Protocol -- the OpenAI wire format: messages, calls, requests, errors [pure]
 #    Uses: Settings, Prose
 # =============================================================================
 
@@ -4730,7 +5116,7 @@ def _wire_name(name):
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64] or "unknown"
 
 # =============================================================================
-# 22. Stream -- server-sent events, and thoughts in the text, cut anywhere [pure]
+# 25. Stream -- server-sent events, and thoughts in the text, cut anywhere [pure]
 #    Uses: Settings
 # =============================================================================
 
@@ -4889,7 +5275,7 @@ def _hold_back(text):
 
 
 # =============================================================================
-# 23. Deltas -- what the chunks of one answer add up to [pure]
+# 26. Deltas -- what the chunks of one answer add up to [pure]
 #    Uses: Settings, Lists, Errors, Prose, Protocol, Stream
 # =============================================================================
 
@@ -5143,7 +5529,7 @@ def _chunk_of(event, data):
 
 
 # =============================================================================
-# 24. Context -- what a model is told, within a budget [pure]
+# 27. Context -- what a model is told, within a budget [pure]
 #    Uses: Settings, Text, Prose, Ranking, Answers, Protocol
 # =============================================================================
 
@@ -5474,7 +5860,7 @@ def without_calls(messages):
 
 
 # =============================================================================
-# 25. Permissions -- (rules, call) to allow, ask or deny [pure]
+# 28. Permissions -- (rules, call) to allow, ask or deny [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -5583,7 +5969,7 @@ def with_rule(config, project, rule):
 
 
 # =============================================================================
-# 26. Paths -- ignore rules, secret names, confinement below a root [pure]
+# 29. Paths -- ignore rules, secret names, confinement below a root [pure]
 #    Uses: Settings, Lists, Errors
 # =============================================================================
 
@@ -5831,7 +6217,7 @@ def _names(path, flavour):
 
 
 # =============================================================================
-# 27. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
+# 30. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
 #    Uses: Settings, Lists, Errors
 # =============================================================================
 
@@ -5995,7 +6381,7 @@ def masked(text, secrets):
 
 
 # =============================================================================
-# 28. Files -- reading, atomic writes and locks
+# 31. Files -- reading, atomic writes and locks
 #    Uses: Settings, Errors
 # =============================================================================
 
@@ -6296,7 +6682,7 @@ def make_home(home):
 
 
 # =============================================================================
-# 29. Folders -- walking, the home of a knowledge base, configuration
+# 32. Folders -- walking, the home of a knowledge base, configuration
 #    Uses: Settings, Lists, Errors, Prose, Paths, Files
 # =============================================================================
 
@@ -6646,7 +7032,7 @@ def change_config(environ, change):
 
 
 # =============================================================================
-# 30. Network -- how this machine reaches others: proxies and certificates
+# 33. Network -- how this machine reaches others: proxies and certificates
 #    Uses: Settings, Errors, Addresses
 # =============================================================================
 
@@ -6751,7 +7137,7 @@ def tls_context(network):
 
 
 # =============================================================================
-# 31. Http -- the only section that opens connections
+# 34. Http -- the only section that opens connections
 #    Uses: Settings, Errors, Addresses, Network
 # =============================================================================
 
@@ -7100,7 +7486,7 @@ def _network_error(error, url, limits, variable):
 
 
 # =============================================================================
-# 32. Pages -- one web page, its redirects checked at every step
+# 35. Pages -- one web page, its redirects checked at every step
 #    Uses: Settings, Errors, Addresses, Network, Http
 # =============================================================================
 
@@ -7186,7 +7572,7 @@ def _page(reply):
 
 
 # =============================================================================
-# 33. Sources -- path, folder, glob, URL or standard input to raw documents
+# 36. Sources -- path, folder, glob, URL or standard input to raw documents
 #    Uses: Settings, Errors, Decoding, Documents, Addresses, Files, Folders, Pages
 # =============================================================================
 
@@ -7506,7 +7892,7 @@ def _run_on(data, command, timeout_s):
 
 
 # =============================================================================
-# 34. Format -- the bytes of knowledge.json, a document a line [pure]
+# 37. Format -- the bytes of knowledge.json, a document a line [pure]
 #    Uses: Settings, Errors, Chunks, Documents
 # =============================================================================
 
@@ -7618,7 +8004,7 @@ def line_digest(line):
 
 
 # =============================================================================
-# 35. Store -- knowledge.json, and the index derived from it
+# 38. Store -- knowledge.json, and the index derived from it
 #    Uses: Settings, Errors, Chunks, Sealed, Segments, Ranking, Files, Format
 # =============================================================================
 
@@ -7954,7 +8340,7 @@ def mapped(path):
 
 
 # =============================================================================
-# 36. Knowledge -- the documents and their index
+# 39. Knowledge -- the documents and their index
 #    Uses: Settings, Errors, Chunks, Sealed, Ranking, Documents, Files, Folders, Store
 # =============================================================================
 
@@ -8258,7 +8644,7 @@ def root_of(home):
 
 
 # =============================================================================
-# 37. Ingest -- plan, ask, add, sync and remove
+# 40. Ingest -- plan, ask, add, sync and remove
 #    Uses: Settings, Errors, Prose, Chunks, Documents, Folders, Sources
 # =============================================================================
 
@@ -8483,7 +8869,7 @@ def missing_anchor(knowledge, source):
 
 
 # =============================================================================
-# 38. Memory -- long-term facts and the working memory
+# 41. Memory -- long-term facts and the working memory
 #    Uses: Settings, Errors, Text, Prose, Chunks, Ranking, Files
 # =============================================================================
 
@@ -8708,7 +9094,7 @@ def _note_key(kind, text):
 
 
 # =============================================================================
-# 39. Conversation -- what was said, shown and noted, and where it is kept
+# 42. Conversation -- what was said, shown and noted, and where it is kept
 #    Uses: Settings, Errors, Prose, Ranking, Protocol, Context, Files, Memory
 # =============================================================================
 
@@ -8839,7 +9225,7 @@ def conversation_names(folder):
 
 
 # =============================================================================
-# 40. Model -- chat completions: retries, what a server takes, errors as sentences
+# 43. Model -- chat completions: retries, what a server takes, errors as sentences
 #    Uses: Settings, Errors, Prose, Protocol, Deltas, Addresses, Network, Http
 # =============================================================================
 
@@ -9175,7 +9561,7 @@ def retry_wait_s(headers, number, now_s, chance=None):
 
 
 # =============================================================================
-# 41. Reach -- what may be read below the root, and by which programs
+# 44. Reach -- what may be read below the root, and by which programs
 #    Uses: Settings, Errors, Prose, Documents, Files, Folders, Pages, Sources
 # =============================================================================
 
@@ -9310,7 +9696,7 @@ def run_quietly(command, folder, timeout_s=GIT_TIMEOUT_S):
 
 
 # =============================================================================
-# 42. Lookup -- the tools that read: documents, files, history
+# 45. Lookup -- the tools that read: documents, files, history
 #    Uses: Settings, Prose, Ranking, Context, Folders, Ingest, Reach
 # =============================================================================
 
@@ -9462,7 +9848,7 @@ def recent_changes(box, arguments):
 
 
 # =============================================================================
-# 43. Tools -- a table of what the agent can do
+# 46. Tools -- a table of what the agent can do
 #    Uses: Settings, Errors, Context, Sources, Ingest, Memory, Reach, Lookup
 # =============================================================================
 
@@ -9615,7 +10001,7 @@ TOOLS = {tool.name: tool for tool in (
 
 
 # =============================================================================
-# 44. Requests -- what is sent: within a budget, and what is made of a conversation
+# 47. Requests -- what is sent: within a budget, and what is made of a conversation
 #    Uses: Settings, Errors, Prose, Protocol, Context, Model
 # =============================================================================
 
@@ -9805,7 +10191,7 @@ def transcript(messages, summary=""):
 
 
 # =============================================================================
-# 45. Calls -- run what a model asks for, or say why not
+# 48. Calls -- run what a model asks for, or say why not
 #    Uses: Settings, Errors, Protocol, Tools
 # =============================================================================
 
@@ -9891,7 +10277,7 @@ def find_tool(name):
 
 
 # =============================================================================
-# 46. Agent -- the loop; yields events, never prints
+# 49. Agent -- the loop; yields events, never prints
 #    Uses: Settings, Errors, Answers, Protocol, Stream, Context, Model, Requests, Calls
 # =============================================================================
 
@@ -10157,7 +10543,148 @@ class Agent:
 
 
 # =============================================================================
-# 47. Console -- printing, asking and progress under any encoding
+# 50. Evaluation -- run judged sets and golden cases
+#    Uses: Settings, Errors, Metrics, Golden, Files, Knowledge
+# =============================================================================
+
+# What is evaluated is handed in: search is (question, k) -> [Hit], ask is
+# (question) -> Outcome.  A judged set is a folder of corpus, queries and qrels; its
+# documents are added to a knowledge base in memory as a user would add them.
+
+
+class JudgedSet(NamedTuple):
+    """Documents, and questions that people have judged them for."""
+
+    name: str
+    documents: list     # of {"id", "title", "text"}
+    questions: dict     # id -> text, in the order of the file
+    judgements: dict    # question's id -> {document's id: grade}
+
+
+def read_set(folder):
+    """Return the JudgedSet of a folder: corpus and queries (.jsonl, .gz), qrels.tsv.
+
+    Raises UsageError when the folder holds no such set
+    """
+    judgements = {}
+    for line in _text_of(folder, "qrels.tsv").splitlines():
+        try:
+            question, document, grade = line.split("\t")
+            if int(grade) > 0:
+                judgements.setdefault(question, {})[document] = int(grade)
+        except ValueError:
+            raise UsageError(
+                f"{folder}: qrels.tsv wants question, document and grade in each line"
+            ) from None
+    try:
+        documents = _rows_of(folder, "corpus")
+        questions = {str(row["id"]): row["text"] for row in _rows_of(folder, "queries")}
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{folder} is no judged set: {error}") from None
+    judged = {name: text for name, text in questions.items() if name in judgements}
+    if not judged:
+        raise UsageError(f"{folder}: qrels.tsv judges none of its questions")
+    name = os.path.basename(os.path.abspath(folder))
+    return JudgedSet(name, documents, judged, judgements)
+
+
+def _rows_of(folder, stem_name):
+    """Return the records of a JSONL file, packed or not."""
+    names = (f"{stem_name}.jsonl", f"{stem_name}.jsonl.gz")
+    found = [n for n in names if os.path.exists(os.path.join(folder, n))]
+    text = _text_of(folder, found[0] if found else names[0])
+    return [json.loads(line) for line in text.split("\n") if line.strip()]
+
+
+def _text_of(folder, name):
+    import gzip
+
+    try:
+        data = read_bytes(os.path.join(folder, name), SET_BYTES_MAX)
+        return (gzip.decompress(data) if name.endswith(".gz") else data).decode("utf-8")
+    except (OSError, EOFError, ValueError, SourceError) as error:
+        raise UsageError(f"{folder} is no judged set: {name}: {error}") from None
+
+
+def knowledge_of(judged):
+    """Return a Knowledge in memory of the documents of a set."""
+    knowledge = Knowledge(None)
+    for row in judged.documents:
+        text, title = row.get("text") or row.get("title") or "", row.get("title") or ""
+        if (title or text).strip():
+            knowledge.add_text(text, source=str(row["id"]), title=title)
+    return knowledge
+
+
+def run_set(judged, search, progress=None):
+    """Return {metric: mean} of a search over the questions of a set.
+
+    search    callable: (question, k) -> [Hit]
+    progress  None, or callable(done, total, name)
+    """
+    rows = []
+    for number, (name, text) in enumerate(judged.questions.items(), 1):
+        found = [hit.source for hit in search(text, EVALUATED_HITS)]
+        rows.append(measured(found, judged.judgements[name]))
+        if progress:
+            progress(number, len(judged.questions), judged.name)
+    return mean_of(rows)
+
+
+def run_cases(cases, ask, pause=None, progress=None):
+    """Ask the questions of cases; -> rows of {"id", "passed", "reason"}.
+
+    ask    callable: Case -> Outcome
+    pause  None, or callable() before each question but the first
+    """
+    rows = []
+    for number, case in enumerate(cases, 1):
+        if pause and number > 1:
+            pause()
+        try:
+            reason = judge(case, ask(case))
+        except LightragError as error:
+            reason = f"{error.kind}: {error}"
+        rows.append({"id": case.name, "passed": not reason, "reason": reason})
+        if progress:
+            progress(number, len(cases), case.name)
+    return rows
+
+
+def passed_shares(cases, rows):
+    """Return {type: share of its cases that passed}, and that of all."""
+    by_type = {"all": [row["passed"] for row in rows]}
+    for case, row in zip(cases, rows):
+        by_type.setdefault(case.expect["type"], []).append(row["passed"])
+    return {name: sum(passed) / len(passed) for name, passed in by_type.items()}
+
+
+def chosen_cases(cases, words):
+    """Return the cases whose id, type or question holds one of the words."""
+    def _has(case, word):
+        return any(word in part for part in (case.name, case.expect["type"],
+                                             case.question))
+
+    return [case for case in cases
+            if not words or any(_has(case, word) for word in words)]
+
+
+class Pace:
+    """Waits, so that at most so many questions start in a minute."""
+
+    def __init__(self, per_minute, clock=time.monotonic, sleep=time.sleep):
+        self.wait_s, self.clock, self.sleep = 60 / per_minute, clock, sleep
+        self._last = clock()
+
+    def __call__(self):
+        """Wait until the next question may start."""
+        due = self._last + self.wait_s
+        self.sleep(max(0.0, due - self.clock()))
+        self._last = max(due, self.clock())
+
+
+# =============================================================================
+# 51. Console -- printing, asking and progress under any encoding
 #    Uses: Settings, Prose
 # =============================================================================
 
@@ -10369,7 +10896,7 @@ def fit(text, columns):
 
 
 # =============================================================================
-# 48. Consent -- ask once, and remember what the user wants remembered
+# 52. Consent -- ask once, and remember what the user wants remembered
 #    Uses: Settings, Prose, Permissions, Folders, Ingest
 # =============================================================================
 
@@ -10483,7 +11010,7 @@ class Consent:
 
 
 # =============================================================================
-# 49. Arguments -- the words of a command line to a command and its options [pure]
+# 53. Arguments -- the words of a command line to a command and its options [pure]
 #    Uses: Errors, Prose
 # =============================================================================
 
@@ -10649,7 +11176,38 @@ def _option_rows(options):
 
 
 # =============================================================================
-# 50. Intake -- the commands that add, sync and remove
+# 54. Options -- the options that several commands share [pure]
+#    Uses: Settings, Chunks, Arguments
+# =============================================================================
+
+# One table of names, so that an option means the same wherever it is taken.
+
+YES = Option(("-y", "--yes"), "", "do not ask: yes to what would be asked", False)
+DRY_RUN = Option(("--dry-run",), "", "say what would happen, change nothing", False)
+CUTTING = Option(
+    ("--chunker",), "NAME", "how to cut", "auto", choices=("auto", *CHUNKERS)
+)
+NUMBER = Option(("-k",), "N", "passages at most", HITS, least=1)
+WITHIN = Option(
+    ("-s", "--source"), "SOURCE", "only this source, folder or glob", repeated=True
+)
+ADDING = Option(
+    ("--add",), "SOURCE", "add this first; may be repeated", repeated=True
+)
+RULES = (
+    Option(("--allow",), "RULE", "allow TOOL(pattern) this time", repeated=True),
+    Option(("--deny",), "RULE", "deny TOOL(pattern) this time", repeated=True),
+)
+SHARED = (
+    Option(("--home",), "DIR", "the folder that holds knowledge.json"),
+    Option(("--json",), "", "one JSON object on standard output", False),
+    Option(("-h", "--help"), "", "show this help", False),
+    Option(("-V", "--version"), "", "show the version", False),
+)
+
+
+# =============================================================================
+# 55. Intake -- the commands that add, sync and remove
 #    Uses: Errors, Prose, Folders, Sources, Knowledge, Ingest, Consent, Arguments
 # =============================================================================
 
@@ -10836,7 +11394,7 @@ def report_json(report):
 
 
 # =============================================================================
-# 51. Asking -- the commands that list, show, search and ask
+# 56. Asking -- the commands that list, show, search and ask
 #    Uses: Settings, Errors, Prose, Decoding, Answers, Ingest, Intake
 # =============================================================================
 
@@ -11100,7 +11658,113 @@ class Talk:
 
 
 # =============================================================================
-# 52. Prompt -- the interactive prompt
+# 57. Grading -- the command that evaluates
+#    Uses: Settings, Errors, Prose, Answers, Golden, Plots, Files, Evaluation, Intake
+# =============================================================================
+
+# A word is a golden file or the folder of a judged set.  Cases are asked of the
+# knowledge base at hand, judged sets of their own documents.  Figures go by set and
+# setting, so that runs can be compared: that is what --baseline does.
+
+
+def eval_command(options, console):
+    """Evaluate golden cases and judged sets."""
+    cases, metrics = [], {}
+    for word in options.words:
+        if os.path.isdir(word):
+            name, figures = eval_set(word, options, console)
+        else:
+            name, rows, figures = eval_cases(word, options, console)
+            cases += rows
+        metrics.setdefault(name, {}).update(figures)
+    passed = sum(row["passed"] for row in cases)
+    result = {"cases": cases, "passed": passed, "failed": len(cases) - passed,
+              "metrics": metrics}
+    worse = regressions(read_json(options.baseline), result) if options.baseline else []
+    if options.html:
+        page = report_page("Evaluation", cases, metrics)
+        write_atomic(options.html, [page.encode("utf-8")])
+    if options.json:
+        console.emit({**result, "regressions": worse} if options.baseline else result)
+    else:
+        show_evaluation(result, console)
+    for sentence in worse:
+        console.note(("warn", f"worse than {one_line(options.baseline)}: {sentence}"))
+    return 1 if worse or (result["failed"] and not options.baseline) else 0
+
+
+def read_json(path):
+    """Return a JSON file, parsed.
+
+    Raises UsageError that names the file
+    """
+    try:
+        return json.loads(read_bytes(path, FILE_BYTES_MAX).decode("utf-8"))
+    except (OSError, ValueError, SourceError) as error:
+        raise UsageError(f"{one_line(path)} cannot be read as JSON: {error}") from None
+
+
+def eval_set(folder, options, console):
+    """Return (name, {setting: figures}) of a judged set."""
+    judged = read_set(folder)
+    knowledge = knowledge_of(judged)
+
+    def _search(question, k):
+        return knowledge.search(question, k)
+
+    return judged.name, {"words": run_set(judged, _search, console.progress)}
+
+
+def eval_cases(path, options, console):
+    """Return (name, rows, {setting: figures}) of a golden file."""
+    cases = chosen_cases(read_cases(read_json(path)), options.filter)
+    if not cases:
+        raise UsageError(f"no case of {one_line(path)} is chosen by --filter")
+    knowledge = open_knowledge(options, console)
+    if options.add:
+        report = add_sources(options.add, knowledge, options, console)
+        console.note(count_outcomes(report))
+    pause = Pace(options.pace) if options.pace else None
+
+    def _ask(case):
+        return extracted(case, knowledge, options.k)
+
+    rows = run_cases(cases, _ask, pause, console.progress)
+    name = os.path.splitext(os.path.basename(path))[0]
+    return name, rows, {"extract": passed_shares(cases, rows)}
+
+
+def extracted(case, knowledge, k):
+    """Return the Outcome of a case that is answered by extract."""
+    hits = knowledge.search(case.question, k)
+    answer = extract(case.question, hits, knowledge.idf)
+    cited = tuple(cited.hit.source for cited in answer.citations)
+    found = tuple(hit.source for hit in hits)
+    return Outcome(answer.text, answer.refused, cited, found)
+
+
+def show_evaluation(result, console):
+    """Show cases, then figures, as tables."""
+    for row in result["cases"]:
+        mark = ("name", "passed") if row["passed"] else ("warn", "failed")
+        reason = f"  {row['reason']}" if row["reason"] else ""
+        console.say(mark, f"  {one_line(row['id'], 60)}", one_line(reason))
+    if result["cases"]:
+        console.say(("bold", f"{result['passed']} passed, {result['failed']} failed"))
+    head = ()
+    for name, settings in result["metrics"].items():
+        for setting, values in settings.items():
+            if tuple(values) != head:
+                head = tuple(values)
+                console.say(("dim", f"{'set':<14} {'setting':<12} "
+                             + " ".join(f"{key:>8}" for key in head)))
+            console.say(f"{one_line(name, 14):<14} {setting:<12} "
+                        + " ".join(f"{value:>{max(8, len(key))}.3f}"
+                                   for key, value in values.items()))
+
+
+# =============================================================================
+# 58. Prompt -- the interactive prompt
 #    Uses: Settings, Errors, Prose, Decoding, Console, Arguments
 # =============================================================================
 
@@ -11315,32 +11979,12 @@ def mend(line, encoding):
 
 
 # =============================================================================
-# 53. Command line -- the table of commands, and main
-#    Uses: Settings, Errors, Chunks, Folders, Console, Arguments, Intake, Asking, Prompt
+# 59. Command line -- the table of commands, and main
+#    Uses: Errors, Folders, Console, Arguments, Options, Intake, Asking, Grading, Prompt
 # =============================================================================
 
 # The environment is read here and handed down; errors become sentences and exit codes
 # here, and nowhere else.
-
-YES = Option(("-y", "--yes"), "", "do not ask: yes to what would be asked", False)
-DRY_RUN = Option(("--dry-run",), "", "say what would happen, change nothing", False)
-CUTTING = Option(
-    ("--chunker",), "NAME", "how to cut", "auto", choices=("auto", *CHUNKERS)
-)
-NUMBER = Option(("-k",), "N", "passages at most", HITS, least=1)
-WITHIN = Option(
-    ("-s", "--source"), "SOURCE", "only this source, folder or glob", repeated=True
-)
-RULES = (
-    Option(("--allow",), "RULE", "allow TOOL(pattern) this time", repeated=True),
-    Option(("--deny",), "RULE", "deny TOOL(pattern) this time", repeated=True),
-)
-SHARED = (
-    Option(("--home",), "DIR", "the folder that holds knowledge.json"),
-    Option(("--json",), "", "one JSON object on standard output", False),
-    Option(("-h", "--help"), "", "show this help", False),
-    Option(("-V", "--version"), "", "show the version", False),
-)
 
 
 def chat_command(options, console):
@@ -11409,13 +12053,23 @@ COMMANDS = {
     "ask": Command(
         ask_command, "QUESTION...", "an answer with citations",
         (NUMBER, WITHIN, YES, *RULES,
-         Option(("--add",), "SOURCE", "add this first; may be repeated", repeated=True),
+         ADDING,
          Option(("--no-model",), "", "answer by extract", False),
          Option(("--max-steps",), "N", "tool steps at most", 6, least=0)),
         "ask --add notes --yes 'What is the history limit?'",
     ),
     "chat": Command(
         chat_command, "", "the interactive prompt", (NUMBER, WITHIN, YES, *RULES)
+    ),
+    "eval": Command(
+        eval_command, "FILE...", "golden cases, or the folders of judged sets",
+        (NUMBER, YES, *RULES, ADDING,
+         Option(("--filter",), "WORD", "only cases with it in id, type or question",
+                repeated=True),
+         Option(("--pace",), "N", "questions a minute at most", least=1),
+         Option(("--baseline",), "FILE", "an earlier --json: fail where it was better"),
+         Option(("--html",), "FILE", "write a page with tables and plots")),
+        "eval notes/golden.json --add notes --yes",
     ),
 }
 

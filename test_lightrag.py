@@ -2824,6 +2824,168 @@ class Test20Answers(unittest.TestCase):
 
 
 # =============================================================================
+# 21. Metrics
+
+
+class Test21Metrics(unittest.TestCase):
+    """What judgements make of a ranking; the figures are worked by hand."""
+
+    def setUp(self):
+        self.relevant = {"a": 2, "b": 1, "c": 1}
+
+    def test_a_ranking_worked_by_hand(self):
+        # places: x, b, a, y.  DCG = 1/log2(3) + 2/log2(4) = 0.6309 + 1 = 1.6309;
+        # best: 2/log2(2) + 1/log2(3) + 1/log2(4) = 2 + 0.6309 + 0.5 = 3.1309
+        found = lr.measured(["x", "b", "x", "a", "y"], self.relevant)
+        self.assertEqual(list(found), ["hit4", "hit4u", "R4", "R10", "MRR10", "nDCG10"])
+        self.assertAlmostEqual(found["R4"], 2 / 3)
+        self.assertAlmostEqual(found["MRR10"], 1 / 2)
+        self.assertAlmostEqual(found["nDCG10"], 1.6309 / 3.1309, 4)
+
+    def test_edges(self):
+        table = [
+            ([], 0.0, 0.0), (["x"] * 20, 0.0, 0.0), (["a", "b", "c"], 1.0, 1.0),
+            ([*"pqrstuvwxy", "a"], 0.0, 0.0),       # in the eleventh place
+        ]
+        for ranked, reciprocal, gain in table:
+            with self.subTest(ranked=ranked):
+                found = lr.measured(ranked, self.relevant)
+                self.assertEqual((found["MRR10"], found["nDCG10"]), (reciprocal, gain))
+
+    def test_hits_of_chunks_and_of_documents_differ(self):
+        found = lr.measured(["x", "x", "x", "x", "a"], self.relevant)
+        self.assertEqual((found["hit4"], found["hit4u"]), (1.0, 0.0))
+
+    def test_a_better_place_is_never_worse(self):
+        ranked = list("wxyza")
+        scores = []
+        for place in range(4, -1, -1):
+            moved = [d for d in ranked if d != "a"]
+            moved.insert(place, "a")
+            scores.append(lr.measured(moved, {"a": 1})["nDCG10"])
+        self.assertEqual(scores, sorted(scores))
+
+
+# 22. Golden
+
+
+def outcome(text="", cited=(), found=(), refused=False, tools=()):
+    """An Outcome with what a test names of it."""
+    return lr.Outcome(text, refused, tuple(cited), tuple(found), tuple(tools))
+
+
+class Test22Golden(unittest.TestCase):
+    """Cases, and whether an outcome is as expected."""
+
+    def judged(self, expect, got):
+        [case] = lr.read_cases([{"id": "x", "question": "?", "expect": expect}])
+        return lr.judge(case, got)
+
+    def test_each_type_passes_and_fails(self):
+        day5 = {"type": "cites", "sources": ["day5.html"]}
+        table = [
+            ({"type": "retrieves", "sources": ["day5.html", "b.md"]},
+             outcome(found=["a", "notes/day5.html"]), ""),
+            ({"type": "retrieves", "sources": ["y5.html"]},
+             outcome(found=["day5.html"]), "found day5.html"),
+            ({"type": "retrieves", "sources": "a"}, outcome(), "found nothing"),
+            (day5, outcome(cited=["x.md", "notes/day5.html"]), ""),
+            (day5, outcome(cited=["x.md"]), "cites x.md"),
+            (day5, outcome(), "0 of 1 marks"),
+            ({**day5, "min": 2}, outcome(cited=["day5.html"]), "1 of 2 marks"),
+            ({"type": "cites"}, outcome(cited=["any"]), ""),
+            ({"type": "refuses"}, outcome("no", refused=True), ""),
+            ({"type": "refuses"}, outcome(cited=["a.md"]), "cites a.md"),
+            ({"type": "refuses", "allow": ["a.md"]}, outcome(cited=["n/a.md"]), ""),
+            ({"type": "uses_tool", "tool": "rag_read"}, outcome(tools=["rag_read"]), ""),
+            ({"type": "uses_tool", "tool": "rag_read"}, outcome(), "used no tool"),
+            ({"type": "answers_safely", "forbid": ["SK-"]}, outcome("fine"), ""),
+            ({"type": "answers_safely", "forbid": ["sk-"]}, outcome("Ｓk-1"), "says 'sk-'"),
+            ({"type": "answers_safely"}, outcome("x", refused=True), "refused"),
+            ({"type": "answers_safely"}, outcome(" "), "no answer"),
+            ({"type": "contains", "text": ["4000", "个 字符"]}, outcome("4000 个\n字符"), ""),
+            ({"type": "contains", "text": "5000"}, outcome("4000"),
+             "does not say '5000'"),
+        ]
+        for expect, got, reason in table:
+            with self.subTest(expect=expect, got=got):
+                self.assertEqual(self.judged(expect, got), reason)
+
+    def test_what_is_no_case_is_named(self):
+        good = {"id": "x", "question": "?", "expect": {"type": "refuses"}}
+        table = [
+            ("text", "a golden file is a list"), ({"a": 1}, "a golden file is a list"),
+            ([3], "case 1 needs a question"), ([{"question": "?"}], "case 1 needs"),
+            ([{**good, "expect": {"type": "guess"}}], "case x: its type is none of"),
+            ([{**good, "expect": {"type": "contains"}}], "case x: contains needs text"),
+            ([good, good], "two cases have the id x"),
+        ]
+        for data, message in table:
+            with self.subTest(data=data), self.assertRaises(lr.UsageError) as caught:
+                lr.read_cases(data)
+            self.assertIn(message, str(caught.exception))
+
+    def test_only_what_fell_is_a_regression(self):
+        before = {
+            "cases": [{"id": "a", "passed": True, "reason": ""},
+                      {"id": "b", "passed": False, "reason": "x"},
+                      {"id": "gone", "passed": True, "reason": ""}],
+            "metrics": {"zh": {"words": {"R4": 0.8, "MRR10": 0.5}}, "gone": {}},
+        }
+        now = {
+            "cases": [{"id": "a", "passed": False, "reason": "cites b"},
+                      {"id": "b", "passed": False, "reason": "x"},
+                      {"id": "new", "passed": False, "reason": "x"}],
+            "metrics": {"zh": {"words": {"R4": 0.797, "MRR10": 0.49}}},
+        }
+        self.assertEqual(lr.regressions(before, now), [
+            "case a passed before: cites b", "zh, words: MRR10 fell from 0.500 to 0.490",
+        ])
+        self.assertEqual(lr.regressions(now, now), [])
+        self.assertEqual(lr.regressions({}, now), [])
+
+
+# 23. Plots
+
+
+class Test23Plots(unittest.TestCase):
+    """The page of an evaluation."""
+
+    def test_the_page_is_whole_and_asks_for_nothing(self):
+        import html.parser
+        page = lr.report_page("Evaluation & more", [
+            {"id": "<script>", "passed": False, "reason": "a \x1b[2J b"}], {
+                "zh <1>": {"words": {"R4": 0.5, "nDCG10": 1.0},
+                           "hybrid": {"R4": 0.75, "nDCG10": 0.0}},
+                "golden": {"extract": {"all": 0.96}}})
+        opened, seen = [], []
+
+        class Reader(html.parser.HTMLParser):
+            def handle_starttag(self, tag, attrs):
+                seen.append((tag, dict(attrs)))
+                if tag not in ("meta", "rect"):
+                    opened.append(tag)
+
+            def handle_startendtag(self, tag, attrs):
+                seen.append((tag, dict(attrs)))
+
+            def handle_endtag(self, tag):
+                opened.append("not " + tag if opened[-1] != tag else opened.pop() and "")
+                opened.remove("")
+
+        Reader(convert_charrefs=True).feed(page)
+        self.assertEqual(opened, [])
+        self.assertNotIn("script", {tag for tag, _ in seen})
+        self.assertFalse([a for _, a in seen if {"src", "href"} & set(a)])
+        self.assertNotIn("\x1b", page)
+        bars = [float(a["width"]) for tag, a in seen if tag == "rect"]
+        full = lr.WIDTH_PX - 2 * lr.LABEL_PX
+        self.assertEqual(bars, [0.5 * full, 0.75 * full, full, 0.0, round(0.96 * full, 1)])
+
+    def test_an_empty_evaluation_is_a_page(self):
+        self.assertIn("</html>", lr.report_page("Nothing", [], {}))
+
+
 # 21. Protocol
 # =============================================================================
 
@@ -6914,6 +7076,100 @@ class Test44Conversation(AgentCase):
 
 
 # =============================================================================
+# 50. Evaluation
+
+
+def judged_folder(folder, packed=False):
+    """Write a judged set of three documents and three questions; -> its folder."""
+    rows = {
+        "corpus.jsonl": [
+            {"id": "d1", "title": "Retries", "text": "The retry limit is 3."},
+            {"id": "d2", "title": "", "text": "历史压缩的触发阈值是4000。"},
+            {"id": "d3", "title": "Only a title", "text": ""},
+            {"id": "d4", "title": "", "text": " "},
+        ],
+        "queries.jsonl": [
+            {"id": "q1", "text": "What is the retry limit?"},
+            {"id": "q2", "text": "压缩的阈值是多少？"},
+            {"id": "q3", "text": "nobody judged this"},
+        ],
+    }
+    os.makedirs(folder, exist_ok=True)
+    for name, content in rows.items():
+        data = "".join(json.dumps(row) + "\n" for row in content).encode()
+        path = os.path.join(folder, name + (".gz" if packed else ""))
+        with open(path, "wb") as file:
+            file.write(gzip.compress(data) if packed else data)
+    with open(os.path.join(folder, "qrels.tsv"), "w", encoding="utf-8") as file:
+        file.write("q1\td1\t1\nq2\td3\t1\nq2\td2\t2\nq2\td1\t0\n")
+    return folder
+
+
+class Test50Evaluation(Folder):
+    """Judged sets and cases, run over what is handed in."""
+
+    def test_a_set_is_read_packed_or_not(self):
+        plain = lr.read_set(judged_folder(os.path.join(self.root, "tiny")))
+        packed = lr.read_set(judged_folder(os.path.join(self.root, "z", "tiny"), True))
+        self.assertEqual(plain, packed)
+        self.assertEqual(plain.name, "tiny")
+        self.assertEqual(list(plain.questions), ["q1", "q2"])
+        self.assertEqual(plain.judgements["q2"], {"d2": 2, "d3": 1})
+
+    def test_the_documents_are_added_as_a_user_would(self):
+        judged = lr.read_set(judged_folder(os.path.join(self.root, "tiny")))
+        knowledge = lr.knowledge_of(judged)
+        self.assertEqual(knowledge.sources, ["d1", "d2", "d3"])
+        seen = []
+        figures = lr.run_set(judged, knowledge.search, lambda *row: seen.append(row))
+        self.assertEqual(figures["MRR10"], 1.0)
+        self.assertAlmostEqual(figures["R10"], (1 + 1 / 2) / 2)
+        self.assertEqual(seen[-1], (2, 2, "tiny"))
+
+    def test_what_is_no_set_is_named(self):
+        folder = judged_folder(os.path.join(self.root, "tiny"))
+        table = [("qrels.tsv", "q1 d1 1\n", "question, document and grade"),
+                 ("qrels.tsv", "q9\td1\t1\n", "judges none"),
+                 ("corpus.jsonl", "{\n", "is no judged set"),
+                 ("queries.jsonl", '{"id": 1}\n', "is no judged set")]
+        for name, text, message in table:
+            with self.subTest(name=name, text=text):
+                judged_folder(folder)
+                self.write(os.path.join("tiny", name), text)
+                with self.assertRaises(lr.UsageError) as caught:
+                    lr.read_set(folder)
+                self.assertIn(message, str(caught.exception))
+        with self.assertRaises(lr.UsageError):
+            lr.read_set(self.root)
+
+    def test_an_error_fails_its_case_alone(self):
+        expect = {"type": "refuses"}
+        cases = [lr.Case("a", "?", expect), lr.Case("b", "?", expect)]
+
+        def _ask(case):
+            if case.name == "a":
+                raise lr.NetworkError("gone")
+            return outcome(refused=True)
+
+        rows = lr.run_cases(cases, _ask)
+        self.assertEqual(rows, [{"id": "a", "passed": False, "reason": "network: gone"},
+                                {"id": "b", "passed": True, "reason": ""}])
+        self.assertEqual(lr.passed_shares(cases, rows), {"all": 0.5, "refuses": 0.5})
+
+    def test_the_pace_is_kept_without_waiting_longer(self):
+        now, slept = [0.0], []
+
+        def _sleep(seconds):
+            slept.append(seconds)
+            now[0] += seconds
+
+        pace = lr.Pace(20, lambda: now[0], _sleep)      # one each 3 s
+        for took in (1.0, 5.0, 0.0):
+            now[0] += took
+            pace()
+        self.assertEqual(slept, [2.0, 0.0, 3.0])
+
+
 # 45. Console
 # =============================================================================
 
@@ -7755,6 +8011,80 @@ class Test49Asking(unittest.TestCase):
 
 
 # =============================================================================
+# 57. Grading
+
+
+class Test57Grading(unittest.TestCase):
+    """The command eval."""
+
+    def setUp(self):
+        self.project = Project(self)
+        self.expect_of_moon(type="refuses")
+        self.file = os.path.join(self.project.root, "golden.json")
+        self.project.call("add", "notes", "-y")
+
+    def expect_of_moon(self, **expect):
+        """Write the golden file: a case that passes, and one that is given."""
+        self.project.write("golden.json", json.dumps({"cases": [
+            {"id": "limit", "question": "历史压缩的触发阈值是多少？",
+             "expect": {"type": "contains", "text": "4000"}},
+            {"id": "moon", "question": "How far away is the moon?", "expect": expect},
+        ]}))
+
+    def test_cases_pass_and_fail(self):
+        code, data = self.project.data("eval", self.file)
+        self.assertEqual((code, data["passed"], data["failed"]), (0, 2, 0))
+        self.assertEqual(data["cases"][0], {"id": "limit", "passed": True, "reason": ""})
+        self.assertEqual(data["metrics"]["golden"]["extract"]["contains"], 1.0)
+        self.expect_of_moon(type="contains", text="km")
+        code, out, _ = self.project.call("eval", self.file)
+        self.assertEqual(code, 1)
+        self.assertIn("failed  moon  does not say 'km'", out)
+        code, data = self.project.data("eval", self.file, "--filter", "limit")
+        self.assertEqual((code, len(data["cases"])), (0, 1))
+        code, data = self.project.data("eval", self.file, "--filter", "nothing")
+        self.assertEqual((code, data["error"]["kind"]), (2, "usage"))
+
+    def test_a_baseline_fails_what_was_better(self):
+        code, data = self.project.data("eval", self.file)
+        baseline = os.path.join(self.project.root, "before.json")
+        self.project.write("before.json", json.dumps(data))
+        self.assertEqual(self.project.data("eval", self.file, "--baseline", baseline)[0],
+                         0)
+        self.project.call("remove", "notes/day5.md")
+        code, data = self.project.data("eval", self.file, "--baseline", baseline)
+        self.assertEqual((code, len(data["regressions"])), (1, 3))
+        self.assertIn("case limit passed before", data["regressions"][0])
+
+    def test_a_judged_set_and_a_page(self):
+        folder = judged_folder(os.path.join(self.project.root, "tiny"))
+        page = os.path.join(self.project.root, "report.html")
+        code, out, _ = self.project.call("eval", folder, self.file, "--html", page)
+        self.assertEqual(code, 0)
+        self.assertRegex(out, r"tiny +words +1\.000 +1\.000 +0\.750 +0\.750 +1\.000")
+        with open(page, encoding="utf-8") as file:
+            self.assertIn("<td>tiny</td><td>words</td>", file.read())
+
+    def test_files_that_cannot_be_read_are_named(self):
+        for words in (["none.json"], [self.file, "--baseline", "none.json"]):
+            code, data = self.project.data("eval", *words)
+            self.assertEqual((code, data["error"]["kind"]), (2, "usage"))
+            self.assertIn("none.json", data["error"]["message"])
+
+    def test_the_golden_cases_of_the_notes_pass_by_extract(self):
+        """The sample knowledge base answers and refuses as it should."""
+        notes = os.path.join(HERE, "notes")
+        with open(os.path.join(notes, "golden.json"), encoding="utf-8") as file:
+            cases = lr.read_cases(json.load(file))
+        self.assertGreaterEqual(len(cases), 24)
+        project = Project(self)
+        shutil.copytree(notes, os.path.join(project.root, "sample"))
+        golden = os.path.join(notes, "golden.json")
+        code, data = project.data("eval", golden, "--add", "sample", "-y")
+        failed = [row for row in data["cases"] if not row["passed"]]
+        self.assertEqual((code, failed), (0, []))
+
+
 # 50. Prompt
 # =============================================================================
 
