@@ -29,53 +29,54 @@ terminal, clock or environment):
     10 Chunks        cut a document into passages that keep their offsets
     11 Sealed        bytes under checksums, read block by block
     12 Segments      postings as immutable bytes, in memory or mapped
-    13 Ranking       BM25F over segments, and the best k
-    14 Elements      what the names and attributes of HTML mean
-    15 Markup        HTML tags to balanced events, without what nobody reads
-    16 Markdown      the events of a page to Markdown text
-    17 Decoding      bytes of any encoding to text
-    18 Documents     bytes to title, kind and text
-    19 Excerpts      what of a hit can be shown: sentences, rows, lines of code
-    20 Answers       numbered sources, extractive answers, refusals
-    21 Metrics       how good a ranking is, by what people judged
-    22 Golden        cases with an expectation, judged without a model
-    23 Plots         figures as one page: a table, and bars drawn in SVG
-    24 Protocol      the OpenAI wire format: messages, calls, requests, errors
-    25 Stream        server-sent events, and thoughts in the text, cut anywhere
-    26 Deltas        what the chunks of one answer add up to
-    27 Context       what a model is told, within a budget
-    28 Permissions   (rules, call) to allow, ask or deny
-    29 Paths         ignore rules, secret names, confinement below a root
-    30 Addresses     web addresses: fit to show, fit to send, where they lead
-    31 Files         reading, atomic writes and locks
-    32 Folders       walking, the home of a knowledge base, configuration
-    33 Network       how this machine reaches others: proxies and certificates
-    34 Http          the only section that opens connections
-    35 Pages         one web page, its redirects checked at every step
-    36 Sources       path, folder, glob, URL or standard input to raw documents
-    37 Format        the bytes of knowledge.json, a document a line
-    38 Store         knowledge.json, and the index derived from it
-    39 Knowledge     the documents and their index
-    40 Ingest        plan, ask, add, sync and remove
-    41 Memory        long-term facts and the working memory
-    42 Conversation  what was said, shown and noted, and where it is kept
-    43 Model         chat completions: retries, what a server takes, errors as sentences
-    44 Reach         what may be read below the root, and by which programs
-    45 Lookup        the tools that read: documents, files, history
-    46 Tools         a table of what the agent can do
-    47 Requests      what is sent: within a budget, and what is made of a conversation
-    48 Calls         run what a model asks for, or say why not
-    49 Agent         the loop; yields events, never prints
-    50 Evaluation    run judged sets and golden cases
-    51 Console       printing, asking and progress under any encoding
-    52 Consent       ask once, and remember what the user wants remembered
-    53 Arguments     the words of a command line to a command and its options
-    54 Options       the options that several commands share
-    55 Intake        the commands that add, sync and remove
-    56 Asking        the commands that list, show, search and ask
-    57 Grading       the command that evaluates
-    58 Prompt        the interactive prompt
-    59 Command line  the table of commands, and main
+    13 Pruning       the best units of a segment, most of them never looked at
+    14 Ranking       BM25F over segments, and the best k
+    15 Elements      what the names and attributes of HTML mean
+    16 Markup        HTML tags to balanced events, without what nobody reads
+    17 Markdown      the events of a page to Markdown text
+    18 Decoding      bytes of any encoding to text
+    19 Documents     bytes to title, kind and text
+    20 Excerpts      what of a hit can be shown: sentences, rows, lines of code
+    21 Answers       numbered sources, extractive answers, refusals
+    22 Metrics       how good a ranking is, by what people judged
+    23 Golden        cases with an expectation, judged without a model
+    24 Plots         figures as one page: a table, and bars drawn in SVG
+    25 Protocol      the OpenAI wire format: messages, calls, requests, errors
+    26 Stream        server-sent events, and thoughts in the text, cut anywhere
+    27 Deltas        what the chunks of one answer add up to
+    28 Context       what a model is told, within a budget
+    29 Permissions   (rules, call) to allow, ask or deny
+    30 Paths         ignore rules, secret names, confinement below a root
+    31 Addresses     web addresses: fit to show, fit to send, where they lead
+    32 Files         reading, atomic writes and locks
+    33 Folders       walking, the home of a knowledge base, configuration
+    34 Network       how this machine reaches others: proxies and certificates
+    35 Http          the only section that opens connections
+    36 Pages         one web page, its redirects checked at every step
+    37 Sources       path, folder, glob, URL or standard input to raw documents
+    38 Format        the bytes of knowledge.json, a document a line
+    39 Store         knowledge.json, and the index derived from it
+    40 Knowledge     the documents and their index
+    41 Ingest        plan, ask, add, sync and remove
+    42 Memory        long-term facts and the working memory
+    43 Conversation  what was said, shown and noted, and where it is kept
+    44 Model         chat completions: retries, what a server takes, errors as sentences
+    45 Reach         what may be read below the root, and by which programs
+    46 Lookup        the tools that read: documents, files, history
+    47 Tools         a table of what the agent can do
+    48 Requests      what is sent: within a budget, and what is made of a conversation
+    49 Calls         run what a model asks for, or say why not
+    50 Agent         the loop; yields events, never prints
+    51 Evaluation    run judged sets and golden cases
+    52 Console       printing, asking and progress under any encoding
+    53 Consent       ask once, and remember what the user wants remembered
+    54 Arguments     the words of a command line to a command and its options
+    55 Options       the options that several commands share
+    56 Intake        the commands that add, sync and remove
+    57 Asking        the commands that list, show, search and ask
+    58 Grading       the command that evaluates
+    59 Prompt        the interactive prompt
+    60 Command line  the table of commands, and main
 
 Words: a document has a title, a source (the path or URL it came from) and a text;
 a chunk is a passage of it, text[start:end]; a hit is a chunk that a search found;
@@ -111,7 +112,7 @@ from collections import Counter
 from functools import cache, lru_cache, partial, wraps
 from itertools import accumulate, chain, compress, islice
 from itertools import count as counting
-from operator import add, itemgetter
+from operator import add
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -181,7 +182,14 @@ LEAD_TOKENS = 30
 SEGMENT_MAGIC = b"LRAGSEG3"
 BLOCK_BYTES = 1 << 14       # checked at once, in about 10 microseconds
 TERMS_PER_BUCKET = 16       # of one range of CRC32
+TERMS_KEPT = 4096           # found of late: questions share their small words
 DENSE_SHARE = 16            # a term in more than 1/16 of the units has a row of bytes
+
+# Pruning
+RARE_UNITS = 48             # a list of postings this short is read without asking why
+PROMISE_UNITS = 1000        # reading so many costs more than scoring k units complete
+CANDIDATES = 100            # from so many on it pays to know first what they must beat
+BISECTION_COST = 6          # looking up one unit costs as much as reading 6 postings
 
 # Ranking
 HITS = 4                    # passages a question gets when nobody says otherwise
@@ -193,8 +201,6 @@ NEIGHBOUR_SHARE = 0.15      # of the mean of two words, when they stand side by 
 FORM_SHARE = 0.1            # of a word, when it stands in the very form of the question
 WEIGHT_UNITS = 256          # that make a token's weight of 1.0: scores are integers
 SCORE_UNITS = 255 * WEIGHT_UNITS    # weight x impact of a full share of 1.0
-RARE_UNITS = 48             # a list of postings this short is read without asking why
-BISECTION_COST = 6          # looking up one unit costs as much as reading 6 postings
 MERGE_SHARE = 4             # a segment over a quarter of the one before is joined to it
 
 # Markup
@@ -321,6 +327,7 @@ MAP_MAGIC = b"LRAGMAP1"
 
 # Knowledge
 READ_TRIES = 3              # others may replace the file while it is read
+RELAX_SEARCHES = 32         # touch about 50 MB of a mapped index of 100,000 chunks
 
 # Ingest
 NAMED_MAX = 5               # sources named in the question before "and n more"
@@ -2004,6 +2011,8 @@ def cut(text, kind="text", chunker="auto", size=CHUNK_CHARS_MAX, overlap=CHUNK_O
 
 def by_window(text, kind, limits):
     """Cut at the last paragraph or sentence that fits; windows share the overlap."""
+    if len(text) <= limits.size:    # short texts are many: look for no sentences
+        return [Block(0, len(text), "")]
     return [Block(*span, "")
             for span in spans_of_text(text, 0, len(text), limits, *_prose_stops(text))]
 
@@ -2502,6 +2511,7 @@ class Segment(Sealed):
     def __init__(self, buffer, numbers, dead=(), name=""):
         super().__init__(buffer, SEGMENT_MAGIC)
         self.numbers, self.dead, self.name = numbers, set(dead), name
+        self._found, self._firsts = {}, None    # what find and firsts gave of late
         self.documents, self.units, self.buckets, postings, rows = self.counts
         self.directory = HEADER.size + COUNT.size * (self.documents + 1)
         self.table = self.directory + COUNT.size * (self.buckets + 1)
@@ -2515,6 +2525,13 @@ class Segment(Sealed):
 
     def find(self, token):
         """Return the Term of a token, or None."""
+        if token not in self._found:
+            if len(self._found) == TERMS_KEPT:
+                self._found.clear()
+            self._found[token] = self._search_bucket(token)
+        return self._found[token]
+
+    def _search_bucket(self, token):
         name = token.encode("utf-8", "replace")     # of half a surrogate pair: "?"
         at = self.directory + 4 * (zlib.crc32(name) * self.buckets >> 32)
         names, numbers = self._bucket(*self.view(at, at + 8).cast("I"))
@@ -2564,7 +2581,9 @@ class Segment(Sealed):
 
     def firsts(self):
         """Return the first unit of each document, and the end."""
-        return self.view(HEADER.size, self.directory).cast("I")
+        if self._firsts is None:
+            self._firsts = self.view(HEADER.size, self.directory).cast("I")
+        return self._firsts
 
     def place(self, unit):
         """Return (number, index of the chunk) of a unit."""
@@ -2607,15 +2626,158 @@ class Segment(Sealed):
 
 
 # =============================================================================
-# 13. Ranking -- BM25F over segments, and the best k [pure]
-#    Uses: Settings, Text, Segments
+# 13. Pruning -- the best units of a segment, most of them never looked at [pure]
+#    Uses: Settings, Segments
+# =============================================================================
+
+# Rare tokens are read first, and every unit that holds one is scored so far; once the
+# tokens left cannot lift a unit not yet seen over the k-th best, they are only looked
+# up for the units still in the race.  Units can tie, so nothing that reaches the k-th
+# best is dropped.  Source: Turtle & Flood 1995 (MaxScore).
+
+
+def wanted_units(segment, wanted):
+    """Return the live units of the documents whose number is wanted."""
+    return [
+        unit for document, number in enumerate(segment.numbers)
+        if number != GONE and wanted(number) for unit in segment.units_of(document)
+    ]
+
+
+class Cursor:
+    """One token of a query in one segment."""
+
+    def __init__(self, segment, term, weight):
+        self.segment, self.term, self.weight = segment, term, weight
+        self.bound = term.highest * weight      # the most it can give to a unit
+        self.row, self._postings = segment.row(term), None
+
+    def postings(self):
+        """Return (units, impacts), read once."""
+        if self._postings is None:
+            self._postings = self.segment.postings(self.term)
+        return self._postings
+
+    def add_all(self, scores):
+        """Add what the token gives to every live unit that holds it."""
+        units, impacts = self.postings()
+        gains = zip(units, map(self.weight.__mul__, impacts))
+        if scores:
+            known = scores.get
+            for unit, gain in gains:
+                scores[unit] = known(unit, 0) + gain
+        else:
+            scores.update(gains)
+        if self.segment.dead:
+            for unit in self.segment.dead.intersection(units):
+                del scores[unit]
+
+    def add_strong(self, scores, floor):
+        """As add_all, but let in no unit whose impact is below the floor."""
+        units, impacts = self.postings()
+        strong = impacts.translate(bytes(floor) + b"\1" * (256 - floor))
+        fresh, at = {}, strong.find(1)
+        while at >= 0:
+            unit = units[at]
+            if unit not in scores and unit not in self.segment.dead:
+                fresh[unit] = impacts[at] * self.weight
+            at = strong.find(1, at + 1)
+        self.look_up(scores)
+        scores.update(fresh)
+
+    def look_up(self, scores):
+        """Add what the token gives to the units that have a score already."""
+        row, weight = self.row, self.weight
+        if row is not None:
+            for unit in scores:
+                scores[unit] += row[unit] * weight
+            return
+        units, impacts = self.postings()
+        if len(scores) * BISECTION_COST > len(units):
+            known = scores.get
+            for unit, value in zip(units, impacts):
+                score = known(unit)
+                if score is not None:
+                    scores[unit] = score + value * weight
+            return
+        for unit in scores:
+            i = bisect_left(units, unit)
+            if i < len(units) and units[i] == unit:
+                scores[unit] += impacts[i] * weight
+
+
+def best_units(cursors, k, least, allowed=None):
+    """Return [(score, unit)] of all units that may be among the best k, ties too.
+
+    cursors  of the query's tokens that a segment has
+    least    int >= 1, the score that is needed
+    allowed  None, or the only units that count
+    """
+    cursors = sorted(cursors, key=lambda cursor: cursor.term.units)
+    # What the tokens from each on can give at most.
+    bounds = [cursor.bound for cursor in reversed(cursors)]
+    ahead = [*accumulate(bounds, initial=0)][::-1]
+    scores, i, lead, read = {}, 0, 0, 0
+    if allowed is not None:
+        scores = dict.fromkeys(allowed, 0)
+    else:
+        while i < len(cursors):
+            units = cursors[i].term.units
+            if units > RARE_UNITS and len(scores) >= k:
+                lead, read = raised(lead, scores, k), read + units
+                if read > PROMISE_UNITS:
+                    least = max(least, promised(lead, scores, k, cursors[i:]))
+                    read = 0
+                least = max(least, lead)
+                if ahead[i] < least:
+                    break
+            # A unit not yet seen needs so much of this token, were it to hold the rest.
+            floor = (least - ahead[i + 1]) // cursors[i].weight
+            if floor > 1 and units > RARE_UNITS:
+                cursors[i].add_strong(scores, min(floor, 255))
+            else:
+                cursors[i].add_all(scores)
+            i += 1
+    if len(scores) > CANDIDATES:
+        lead = raised(lead, scores, k)
+        least = max(least, promised(lead, scores, k, cursors[i:]))
+    for rest, cursor in zip(ahead[i:], cursors[i:]):
+        if rest < least:
+            scores = {u: score for u, score in scores.items() if score + rest >= least}
+        cursor.look_up(scores)
+    least = raised(least, scores, k)
+    return [(score, unit) for unit, score in scores.items() if score >= least]
+
+
+def raised(least, scores, k):
+    """Return the k-th best score so far, or least when fewer than k reach it."""
+    best = [score for score in scores.values() if score >= least]
+    return heapq.nlargest(k, best)[-1] if len(best) >= k else least
+
+
+def promised(lead, scores, k, cursors):
+    """Return a score that k units will reach: some that lead, scored to the end.
+
+    lead  the k-th best score so far
+    """
+    leaders = [row for row in scores.items() if row[1] >= lead]
+    leaders = dict(leaders[:k])     # more only when some tie
+    for cursor in cursors:
+        cursor.look_up(leaders)
+    return raised(0, leaders, k)
+
+
+# =============================================================================
+# 14. Ranking -- BM25F over segments, and the best k [pure]
+#    Uses: Settings, Text, Segments, Pruning
 # =============================================================================
 
 # A score is the sum over a query's tokens of weight x impact, both integers, so it is
 # the same in whatever order the tokens are read and equals exhaustive scoring tie for
-# tie.  Rare tokens are read first; once the tokens left cannot lift a unit not yet
-# seen over the k-th best, they are only looked up for the units still in the race.
-# Source: Turtle & Flood 1995 (MaxScore); idf as in Lucene, which is never negative.
+# tie.  The few best are finalists, and looked at once more: for words of the question
+# side by side, and for the single signs of its pairs, which cost as much as all the
+# rest when every unit is asked for them, and lead to the same hits.
+# Source: idf as in Lucene, which is never negative.
 
 
 class Hit(NamedTuple):
@@ -2635,6 +2797,17 @@ class Hit(NamedTuple):
     score: float
     stale: bool         # the source has changed since it was added
     text: str
+
+
+class QueryTerm(NamedTuple):
+    """What an index knows of one token of a query."""
+
+    token: str
+    chunks: int         # that hold it
+    idf: float
+    weight: int         # of its impacts
+    terms: list         # its Term, or None, in each segment
+    is_late: bool       # a sign of a pair: it only orders the finalists
 
 
 class Index:
@@ -2710,45 +2883,46 @@ class Index:
         self._places = None
 
     def terms(self, query):
-        """Return [(token, idf, weight, [(segment, Term or None)])] of a query.
+        """Return the QueryTerms of a query.
 
         Of a pair of signs only a dictionary knows if it is a word; how much oftener the
         two stand together than chance would have it tells nearly as well.
         """
-        self.flush()
+        total, late = self._units(), {}
         wanted = dict(question_tokens(query))
         pairs = [token for token in wanted if is_pair(token)]
         for pair in pairs:
             for sign in pair:
-                wanted[sign] = wanted.get(sign, 0) + SIGN_SHARE * wanted[pair]
-        found = {token: self._find(token) for token in wanted}
-        held = {token: self._held(found[token]) for token in wanted}
+                weights = wanted if sign in wanted else late
+                weights[sign] = weights.get(sign, 0) + SIGN_SHARE * wanted[pair]
+        found = {token: self._find(token) for token in chain(wanted, late)}
         for pair in pairs:
-            bond = cohesion(held[pair], held[pair[0]], held[pair[1]], self._units())
-            wanted[pair] *= 1 - COHESION_SHARE * (1 - bond)
+            held = [found[token][1] for token in (pair, *pair)]
+            wanted[pair] *= 1 - COHESION_SHARE * (1 - cohesion(*held, total))
+        waits = any(found[token][1] for token in wanted)    # else the signs are all
         rows = []
-        for token, weight in wanted.items():
-            idf = self._idf(held[token])
+        for token, weight in chain(wanted.items(), late.items()):
+            terms, chunks = found[token]
+            idf = inverse_frequency(chunks, total)
             weight = max(1, round(idf ** RARITY_POWER * weight * WEIGHT_UNITS))
-            rows.append((token, idf, weight, found[token]))
+            is_late = waits and token in late
+            rows.append(QueryTerm(token, chunks, idf, weight, terms, is_late))
         return rows
 
     def _units(self):
+        self.flush()
         return sum(segment.units - len(segment.dead) for segment in self.segments)
 
     def _find(self, token):
-        return [(segment, segment.find(token)) for segment in self.segments]
-
-    def _held(self, found):
-        return sum(segment.live(term) for segment, term in found if term)
-
-    def _idf(self, held):
-        return math.log(1 + (self._units() - held + 0.5) / (held + 0.5))
+        """Return ([its Term, or None, in each segment], how many chunks hold it)."""
+        terms = [segment.find(token) for segment in self.segments]
+        held = [s.live(term) for s, term in zip(self.segments, terms) if term]
+        return terms, sum(held)
 
     def idf(self, token):
         """Return the weight of a token by how few chunks hold it."""
-        self.flush()
-        return self._idf(self._held(self._find(token)))
+        total = self._units()       # first: it makes a segment of what is new
+        return inverse_frequency(self._find(token)[1], total)
 
     def search(self, query, k, wanted=None):
         """Return the best k as [(score, number, chunk index)].
@@ -2759,21 +2933,32 @@ class Index:
             return []
         best, terms, most = [], self.terms(query), max(k, FINALISTS)
         for i, segment in enumerate(self.segments):
-            weighted = [
-                (found[i][1], weight) for _, _, weight, found in terms if found[i][1]
-            ]
             allowed = None if wanted is None else wanted_units(segment, wanted)
             least = best[-1][0] if len(best) == most else 1
-            for score, unit in best_units(segment, weighted, most, least, allowed):
-                best.append((score, *segment.place(unit), segment, unit))
+            cursors = self._cursors(terms, i, late=False)
+            for score, unit in best_units(cursors, most, least, allowed):
+                best.append((score, *segment.place(unit), i, unit))
             best.sort(key=_best_first)
             del best[most:]
+        final = sorted(self._finish(query, best, terms), key=_best_first)[:k]
+        return [(score / SCORE_UNITS, *place) for score, *place in final]
+
+    def _cursors(self, terms, i, late):
+        segment = self.segments[i]
+        return [Cursor(segment, term.terms[i], term.weight)
+                for term in terms if term.terms[i] and term.is_late == late]
+
+    def _finish(self, query, best, terms):
+        """Yield (score, number, chunk) of the finalists, with what only they gain."""
         gains = trace_gains(query, terms)
-        final = sorted((
-            (score + sum(traced_gains(segment, unit, gains)), number, chunk)
-            for score, number, chunk, segment, unit in best
-        ), key=_best_first)
-        return [(score / SCORE_UNITS, *place) for score, *place in final[:k]]
+        for i, segment in enumerate(self.segments):
+            here = [row for row in best if row[3] == i]
+            scores = {unit: score + sum(traced_gains(segment, unit, gains))
+                      for score, _, _, _, unit in here}
+            for cursor in self._cursors(terms, i, late=True):
+                cursor.look_up(scores)
+            for _, number, chunk, _, unit in here:
+                yield scores[unit], number, chunk
 
     def explain(self, query, found):
         """Return where the scores of found hits come from, for --explain.
@@ -2787,15 +2972,15 @@ class Index:
         for number, chunk in found:
             segment, document = self._place(number)
             units.append((segment, segment.units_of(document)[chunk]))
-        for token, idf, weight, held in terms:
-            by_segment, shares = dict(held), []
+        for term in terms:
+            by_segment, shares = dict(zip(self.segments, term.terms)), []
             for segment, unit in units:
                 scores = {unit: 0}
                 if by_segment[segment]:
-                    _Cursor(segment, by_segment[segment], weight).look_up(scores)
+                    Cursor(segment, by_segment[segment], term.weight).look_up(scores)
                 shares.append(scores[unit] / SCORE_UNITS)
-            rows.append({"token": token, "chunks": self._held(held), "idf": idf,
-                         "weight": weight / WEIGHT_UNITS, "shares": shares})
+            rows.append({"token": term.token, "chunks": term.chunks, "idf": term.idf,
+                         "weight": term.weight / WEIGHT_UNITS, "shares": shares})
         gains = trace_gains(query, terms)
         sides = [sum(traced_gains(*unit, gains)) / SCORE_UNITS for unit in units]
         if any(sides):
@@ -2812,7 +2997,7 @@ def _best_first(row):
 
 def trace_gains(query, terms):
     """Return {trace: what a unit gains that has it}."""
-    weights, gains = {token: weight for token, _, weight, _ in terms}, {}
+    weights, gains = {term.token: term.weight for term in terms}, {}
     for word in words_of(query):
         if word[0] < RUN_FIRST:
             for token, form in zip(word_tokens(word), word_forms(word)):
@@ -2830,6 +3015,11 @@ def traced_gains(segment, unit, gains):
     return [gain for trace, gain in gains.items() if trace in held]
 
 
+def inverse_frequency(held, total):
+    """Return how much a token that so many chunks of all hold tells; never negative."""
+    return math.log(1 + (total - held + 0.5) / (held + 0.5))
+
+
 def cohesion(together, first, second, total):
     """Return from 0 (chance) to 1 (always) how much two signs stand together.
 
@@ -2845,113 +3035,8 @@ def cohesion(together, first, second, total):
     return min(1.0, max(0.0, information))
 
 
-def wanted_units(segment, wanted):
-    """Return the live units of the documents whose number is wanted."""
-    return [
-        unit for document, number in enumerate(segment.numbers)
-        if number != GONE and wanted(number) for unit in segment.units_of(document)
-    ]
-
-
-class _Cursor:
-    """One token of a query in one segment."""
-
-    def __init__(self, segment, term, weight):
-        self.segment, self.term, self.weight = segment, term, weight
-        self.bound = term.highest * weight      # the most it can give to a unit
-        self.row, self._postings = segment.row(term), None
-
-    def postings(self):
-        """Return (units, impacts), read once."""
-        if self._postings is None:
-            self._postings = self.segment.postings(self.term)
-        return self._postings
-
-    def add_all(self, scores):
-        """Add what the token gives to every live unit that holds it."""
-        units, impacts = self.postings()
-        gains = zip(units, map(self.weight.__mul__, impacts))
-        if scores:
-            known = scores.get
-            for unit, gain in gains:
-                scores[unit] = known(unit, 0) + gain
-        else:
-            scores.update(gains)
-        if self.segment.dead:
-            for unit in self.segment.dead.intersection(units):
-                del scores[unit]
-
-    def look_up(self, scores):
-        """Add what the token gives to the units that have a score already."""
-        row, weight = self.row, self.weight
-        if row is not None:
-            for unit in scores:
-                scores[unit] += row[unit] * weight
-            return
-        units, impacts = self.postings()
-        if len(scores) * BISECTION_COST > len(units):
-            known = scores.get
-            for unit, value in zip(units, impacts):
-                score = known(unit)
-                if score is not None:
-                    scores[unit] = score + value * weight
-            return
-        for unit in scores:
-            i = bisect_left(units, unit)
-            if i < len(units) and units[i] == unit:
-                scores[unit] += impacts[i] * weight
-
-
-def best_units(segment, weighted, k, least, allowed=None):
-    """Return [(score, unit)] of all units that may be among the best k, ties too.
-
-    weighted  [(Term, weight)] of the query's tokens that the segment has
-    least     int >= 1, the score that is needed
-    allowed   None, or the only units that count
-    """
-    weighted = sorted(weighted, key=lambda row: row[0].units)
-    cursors = [_Cursor(segment, term, weight) for term, weight in weighted]
-    # What the tokens from each on can give at most.
-    ahead = [*accumulate(cursor.bound for cursor in reversed(cursors))][::-1]
-    scores, i = {}, 0
-    if allowed is not None:
-        scores = dict.fromkeys(allowed, 0)
-    else:
-        while i < len(cursors):
-            if len(scores) >= k and cursors[i].term.units > RARE_UNITS:
-                least = max(least, promised(scores, cursors[i:], k))
-                if ahead[i] < least:
-                    break
-            cursors[i].add_all(scores)
-            i += 1
-    for rest, cursor in zip(ahead[i:], cursors[i:]):
-        least = raised(least, scores, k)
-        if rest < least:
-            scores = {u: score for u, score in scores.items() if score + rest >= least}
-        cursor.look_up(scores)
-    least = raised(least, scores, k)
-    return [(score, unit) for unit, score in scores.items() if score >= least]
-
-
-def promised(scores, cursors, k):
-    """Return a score that k units have for sure: those ahead so far, scored to the end.
-
-    Half of the work that it saves is the reading of frequent tokens.
-    """
-    leaders = dict(heapq.nlargest(2 * k, scores.items(), key=itemgetter(1)))
-    for cursor in cursors:
-        cursor.look_up(leaders)
-    return raised(0, leaders, k)
-
-
-def raised(least, scores, k):
-    """Return the k-th best score, or least when fewer than k reach it."""
-    best = [score for score in scores.values() if score >= least]
-    return heapq.nlargest(k, best)[-1] if len(best) >= k else least
-
-
 # =============================================================================
-# 14. Elements -- what the names and attributes of HTML mean [pure]
+# 15. Elements -- what the names and attributes of HTML mean [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -3066,7 +3151,7 @@ def fate_of(name, attributes):
 
 
 # =============================================================================
-# 15. Markup -- HTML tags to balanced events, without what nobody reads [pure]
+# 16. Markup -- HTML tags to balanced events, without what nobody reads [pure]
 #    Uses: Settings, Elements
 # =============================================================================
 
@@ -3330,7 +3415,7 @@ class MarkupReader:
 
 
 # =============================================================================
-# 16. Markdown -- the events of a page to Markdown text [pure]
+# 17. Markdown -- the events of a page to Markdown text [pure]
 #    Uses: Settings, Elements, Markup
 # =============================================================================
 
@@ -3645,7 +3730,7 @@ HANDLERS = {
 
 
 # =============================================================================
-# 17. Decoding -- bytes of any encoding to text [pure]
+# 18. Decoding -- bytes of any encoding to text [pure]
 #    Uses: Settings, Prose
 # =============================================================================
 
@@ -3810,7 +3895,7 @@ def looks_binary(data):
 
 
 # =============================================================================
-# 18. Documents -- bytes to title, kind and text [pure]
+# 19. Documents -- bytes to title, kind and text [pure]
 #    Uses: Settings, Errors, Prose, Outline, Markdown, Decoding
 # =============================================================================
 
@@ -4056,7 +4141,7 @@ READERS = {
 
 
 # =============================================================================
-# 19. Excerpts -- what of a hit can be shown: sentences, rows, lines of code [pure]
+# 20. Excerpts -- what of a hit can be shown: sentences, rows, lines of code [pure]
 #    Uses: Settings, Text, Prose, Outline, Ranking
 # =============================================================================
 
@@ -4256,7 +4341,7 @@ def _is_open(text):
 
 
 # =============================================================================
-# 20. Answers -- numbered sources, extractive answers, refusals [pure]
+# 21. Answers -- numbered sources, extractive answers, refusals [pure]
 #    Uses: Settings, Lists, Text, Prose, Ranking, Excerpts
 # =============================================================================
 
@@ -4475,7 +4560,7 @@ def narrow(hit, start, end):
 
 
 # =============================================================================
-# 21. Metrics -- how good a ranking is, by what people judged [pure]
+# 22. Metrics -- how good a ranking is, by what people judged [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -4551,7 +4636,7 @@ def mean_of(rows):
 
 
 # =============================================================================
-# 22. Golden -- cases with an expectation, judged without a model [pure]
+# 23. Golden -- cases with an expectation, judged without a model [pure]
 #    Uses: Settings, Errors, Text, Prose
 # =============================================================================
 
@@ -4734,7 +4819,7 @@ def regressions(before, now):
 
 
 # =============================================================================
-# 23. Plots -- figures as one page: a table, and bars drawn in SVG [pure]
+# 24. Plots -- figures as one page: a table, and bars drawn in SVG [pure]
 #    Uses: Prose
 # =============================================================================
 
@@ -4848,7 +4933,7 @@ def _bar(y, setting, value, colour):
 
 
 # =============================================================================
-# 24. Protocol -- the OpenAI wire format: messages, calls, requests, errors [pure]
+# 25. Protocol -- the OpenAI wire format: messages, calls, requests, errors [pure]
 #    Uses: Settings, Prose
 # =============================================================================
 
@@ -5116,7 +5201,7 @@ def _wire_name(name):
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64] or "unknown"
 
 # =============================================================================
-# 25. Stream -- server-sent events, and thoughts in the text, cut anywhere [pure]
+# 26. Stream -- server-sent events, and thoughts in the text, cut anywhere [pure]
 #    Uses: Settings
 # =============================================================================
 
@@ -5275,7 +5360,7 @@ def _hold_back(text):
 
 
 # =============================================================================
-# 26. Deltas -- what the chunks of one answer add up to [pure]
+# 27. Deltas -- what the chunks of one answer add up to [pure]
 #    Uses: Settings, Lists, Errors, Prose, Protocol, Stream
 # =============================================================================
 
@@ -5529,7 +5614,7 @@ def _chunk_of(event, data):
 
 
 # =============================================================================
-# 27. Context -- what a model is told, within a budget [pure]
+# 28. Context -- what a model is told, within a budget [pure]
 #    Uses: Settings, Text, Prose, Ranking, Answers, Protocol
 # =============================================================================
 
@@ -5860,7 +5945,7 @@ def without_calls(messages):
 
 
 # =============================================================================
-# 28. Permissions -- (rules, call) to allow, ask or deny [pure]
+# 29. Permissions -- (rules, call) to allow, ask or deny [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -5969,7 +6054,7 @@ def with_rule(config, project, rule):
 
 
 # =============================================================================
-# 29. Paths -- ignore rules, secret names, confinement below a root [pure]
+# 30. Paths -- ignore rules, secret names, confinement below a root [pure]
 #    Uses: Settings, Lists, Errors
 # =============================================================================
 
@@ -6217,7 +6302,7 @@ def _names(path, flavour):
 
 
 # =============================================================================
-# 30. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
+# 31. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
 #    Uses: Settings, Lists, Errors
 # =============================================================================
 
@@ -6381,7 +6466,7 @@ def masked(text, secrets):
 
 
 # =============================================================================
-# 31. Files -- reading, atomic writes and locks
+# 32. Files -- reading, atomic writes and locks
 #    Uses: Settings, Errors
 # =============================================================================
 
@@ -6682,7 +6767,7 @@ def make_home(home):
 
 
 # =============================================================================
-# 32. Folders -- walking, the home of a knowledge base, configuration
+# 33. Folders -- walking, the home of a knowledge base, configuration
 #    Uses: Settings, Lists, Errors, Prose, Paths, Files
 # =============================================================================
 
@@ -7032,7 +7117,7 @@ def change_config(environ, change):
 
 
 # =============================================================================
-# 33. Network -- how this machine reaches others: proxies and certificates
+# 34. Network -- how this machine reaches others: proxies and certificates
 #    Uses: Settings, Errors, Addresses
 # =============================================================================
 
@@ -7137,7 +7222,7 @@ def tls_context(network):
 
 
 # =============================================================================
-# 34. Http -- the only section that opens connections
+# 35. Http -- the only section that opens connections
 #    Uses: Settings, Errors, Addresses, Network
 # =============================================================================
 
@@ -7486,7 +7571,7 @@ def _network_error(error, url, limits, variable):
 
 
 # =============================================================================
-# 35. Pages -- one web page, its redirects checked at every step
+# 36. Pages -- one web page, its redirects checked at every step
 #    Uses: Settings, Errors, Addresses, Network, Http
 # =============================================================================
 
@@ -7572,7 +7657,7 @@ def _page(reply):
 
 
 # =============================================================================
-# 36. Sources -- path, folder, glob, URL or standard input to raw documents
+# 37. Sources -- path, folder, glob, URL or standard input to raw documents
 #    Uses: Settings, Errors, Decoding, Documents, Addresses, Files, Folders, Pages
 # =============================================================================
 
@@ -7892,7 +7977,7 @@ def _run_on(data, command, timeout_s):
 
 
 # =============================================================================
-# 37. Format -- the bytes of knowledge.json, a document a line [pure]
+# 38. Format -- the bytes of knowledge.json, a document a line [pure]
 #    Uses: Settings, Errors, Chunks, Documents
 # =============================================================================
 
@@ -8004,7 +8089,7 @@ def line_digest(line):
 
 
 # =============================================================================
-# 38. Store -- knowledge.json, and the index derived from it
+# 39. Store -- knowledge.json, and the index derived from it
 #    Uses: Settings, Errors, Chunks, Sealed, Segments, Ranking, Files, Format
 # =============================================================================
 
@@ -8069,6 +8154,14 @@ class Base:
         start, size, digest = MAP_LINE.unpack_from(self.lines, number * MAP_LINE.size)
         file.seek(start)
         return parse_line(proved(file.read(size), digest))
+
+    def relax(self):
+        """Give back the mapped pages of the index; the system keeps them at hand."""
+        for segment in self.index.segments:
+            pages = segment.buffer.obj
+            if hasattr(pages, "madvise"):       # a map, and not on Windows
+                import mmap
+                pages.madvise(mmap.MADV_DONTNEED)
 
     def documents(self):
         """Return all Documents, in order; raises as read does."""
@@ -8340,7 +8433,7 @@ def mapped(path):
 
 
 # =============================================================================
-# 39. Knowledge -- the documents and their index
+# 40. Knowledge -- the documents and their index
 #    Uses: Settings, Errors, Chunks, Sealed, Ranking, Documents, Files, Folders, Store
 # =============================================================================
 
@@ -8372,7 +8465,7 @@ class Knowledge:
         self.root = root or root_of(self.home)
         self.notices, self._notify = [], notify     # sentences for the user, in order
         self.damaged = ""       # where a damaged file was kept, this time
-        self._clock = clock
+        self._clock, self._searches = clock, 0
         self._changes = {}      # source -> Document, or None when removed
         self._root_changes = {}
         self._load()
@@ -8471,8 +8564,8 @@ class Knowledge:
 
     def is_stale(self, document):
         """Tell whether the file of a document is gone or no longer what was read."""
-        path = source_path(document.source, self.root)
-        if document.given or not path:
+        path = "" if document.given else source_path(document.source, self.root)
+        if not path:
             return False
         added = calendar.timegm(time.strptime(document.added_at, "%Y-%m-%dT%H:%M:%SZ"))
         return changed_since(path, added, document.sha256)
@@ -8498,6 +8591,9 @@ class Knowledge:
         numbers = list({number: None for _, number, _ in found})
         documents = dict(zip(numbers, self._read(numbers)))
         self._keep_index()
+        self._searches += 1
+        if self._searches % RELAX_SEARCHES == 0:
+            self._base.relax()
         return [self._hit(rank, score, documents[number], i)
                 for rank, (score, number, i) in enumerate(found, 1)]
 
@@ -8644,7 +8740,7 @@ def root_of(home):
 
 
 # =============================================================================
-# 40. Ingest -- plan, ask, add, sync and remove
+# 41. Ingest -- plan, ask, add, sync and remove
 #    Uses: Settings, Errors, Prose, Chunks, Documents, Folders, Sources
 # =============================================================================
 
@@ -8869,7 +8965,7 @@ def missing_anchor(knowledge, source):
 
 
 # =============================================================================
-# 41. Memory -- long-term facts and the working memory
+# 42. Memory -- long-term facts and the working memory
 #    Uses: Settings, Errors, Text, Prose, Chunks, Ranking, Files
 # =============================================================================
 
@@ -9094,7 +9190,7 @@ def _note_key(kind, text):
 
 
 # =============================================================================
-# 42. Conversation -- what was said, shown and noted, and where it is kept
+# 43. Conversation -- what was said, shown and noted, and where it is kept
 #    Uses: Settings, Errors, Prose, Ranking, Protocol, Context, Files, Memory
 # =============================================================================
 
@@ -9225,7 +9321,7 @@ def conversation_names(folder):
 
 
 # =============================================================================
-# 43. Model -- chat completions: retries, what a server takes, errors as sentences
+# 44. Model -- chat completions: retries, what a server takes, errors as sentences
 #    Uses: Settings, Errors, Prose, Protocol, Deltas, Addresses, Network, Http
 # =============================================================================
 
@@ -9561,7 +9657,7 @@ def retry_wait_s(headers, number, now_s, chance=None):
 
 
 # =============================================================================
-# 44. Reach -- what may be read below the root, and by which programs
+# 45. Reach -- what may be read below the root, and by which programs
 #    Uses: Settings, Errors, Prose, Documents, Files, Folders, Pages, Sources
 # =============================================================================
 
@@ -9696,7 +9792,7 @@ def run_quietly(command, folder, timeout_s=GIT_TIMEOUT_S):
 
 
 # =============================================================================
-# 45. Lookup -- the tools that read: documents, files, history
+# 46. Lookup -- the tools that read: documents, files, history
 #    Uses: Settings, Prose, Ranking, Context, Folders, Ingest, Reach
 # =============================================================================
 
@@ -9848,7 +9944,7 @@ def recent_changes(box, arguments):
 
 
 # =============================================================================
-# 46. Tools -- a table of what the agent can do
+# 47. Tools -- a table of what the agent can do
 #    Uses: Settings, Errors, Context, Sources, Ingest, Memory, Reach, Lookup
 # =============================================================================
 
@@ -10001,7 +10097,7 @@ TOOLS = {tool.name: tool for tool in (
 
 
 # =============================================================================
-# 47. Requests -- what is sent: within a budget, and what is made of a conversation
+# 48. Requests -- what is sent: within a budget, and what is made of a conversation
 #    Uses: Settings, Errors, Prose, Protocol, Context, Model
 # =============================================================================
 
@@ -10191,7 +10287,7 @@ def transcript(messages, summary=""):
 
 
 # =============================================================================
-# 48. Calls -- run what a model asks for, or say why not
+# 49. Calls -- run what a model asks for, or say why not
 #    Uses: Settings, Errors, Protocol, Tools
 # =============================================================================
 
@@ -10277,7 +10373,7 @@ def find_tool(name):
 
 
 # =============================================================================
-# 49. Agent -- the loop; yields events, never prints
+# 50. Agent -- the loop; yields events, never prints
 #    Uses: Settings, Errors, Answers, Protocol, Stream, Context, Model, Requests, Calls
 # =============================================================================
 
@@ -10543,7 +10639,7 @@ class Agent:
 
 
 # =============================================================================
-# 50. Evaluation -- run judged sets and golden cases
+# 51. Evaluation -- run judged sets and golden cases
 #    Uses: Settings, Errors, Metrics, Golden, Files, Knowledge
 # =============================================================================
 
@@ -10684,7 +10780,7 @@ class Pace:
 
 
 # =============================================================================
-# 51. Console -- printing, asking and progress under any encoding
+# 52. Console -- printing, asking and progress under any encoding
 #    Uses: Settings, Prose
 # =============================================================================
 
@@ -10896,7 +10992,7 @@ def fit(text, columns):
 
 
 # =============================================================================
-# 52. Consent -- ask once, and remember what the user wants remembered
+# 53. Consent -- ask once, and remember what the user wants remembered
 #    Uses: Settings, Prose, Permissions, Folders, Ingest
 # =============================================================================
 
@@ -11010,7 +11106,7 @@ class Consent:
 
 
 # =============================================================================
-# 53. Arguments -- the words of a command line to a command and its options [pure]
+# 54. Arguments -- the words of a command line to a command and its options [pure]
 #    Uses: Errors, Prose
 # =============================================================================
 
@@ -11176,7 +11272,7 @@ def _option_rows(options):
 
 
 # =============================================================================
-# 54. Options -- the options that several commands share [pure]
+# 55. Options -- the options that several commands share [pure]
 #    Uses: Settings, Chunks, Arguments
 # =============================================================================
 
@@ -11207,7 +11303,7 @@ SHARED = (
 
 
 # =============================================================================
-# 55. Intake -- the commands that add, sync and remove
+# 56. Intake -- the commands that add, sync and remove
 #    Uses: Errors, Prose, Folders, Sources, Knowledge, Ingest, Consent, Arguments
 # =============================================================================
 
@@ -11394,7 +11490,7 @@ def report_json(report):
 
 
 # =============================================================================
-# 56. Asking -- the commands that list, show, search and ask
+# 57. Asking -- the commands that list, show, search and ask
 #    Uses: Settings, Errors, Prose, Decoding, Answers, Ingest, Intake
 # =============================================================================
 
@@ -11658,7 +11754,7 @@ class Talk:
 
 
 # =============================================================================
-# 57. Grading -- the command that evaluates
+# 58. Grading -- the command that evaluates
 #    Uses: Settings, Errors, Prose, Answers, Golden, Plots, Files, Evaluation, Intake
 # =============================================================================
 
@@ -11764,7 +11860,7 @@ def show_evaluation(result, console):
 
 
 # =============================================================================
-# 58. Prompt -- the interactive prompt
+# 59. Prompt -- the interactive prompt
 #    Uses: Settings, Errors, Prose, Decoding, Console, Arguments
 # =============================================================================
 
@@ -11979,7 +12075,7 @@ def mend(line, encoding):
 
 
 # =============================================================================
-# 59. Command line -- the table of commands, and main
+# 60. Command line -- the table of commands, and main
 #    Uses: Errors, Folders, Console, Arguments, Options, Intake, Asking, Grading, Prompt
 # =============================================================================
 

@@ -1812,26 +1812,34 @@ def exhaustive(documents, query, k, wanted=None):
     def holding(token):
         return sum(token in impacts for _, _, impacts in units)
 
-    asked, scores, weights = dict(lr.question_tokens(query)), {}, {}
+    asked, late = dict(lr.question_tokens(query)), {}
     pairs = [token for token in asked if lr.is_pair(token)]
     for pair in pairs:
         for sign in pair:
-            asked[sign] = asked.get(sign, 0) + lr.SIGN_SHARE * asked[pair]
+            weights = asked if sign in asked else late
+            weights[sign] = weights.get(sign, 0) + lr.SIGN_SHARE * asked[pair]
     for pair in pairs:
         bond = lr.cohesion(*map(holding, (pair, *pair)), len(units))
         asked[pair] *= 1 - lr.COHESION_SHARE * (1 - bond)
-    for token, weight in asked.items():
+    if not any(map(holding, asked)):
+        asked, late = {**asked, **late}, {}
+    weights = {}
+    for token, weight in {**asked, **late}.items():
         held = holding(token)
         idf = math.log(1 + (len(units) - held + 0.5) / (held + 0.5))
         rarity = idf ** lr.RARITY_POWER
-        weight = max(1, round(rarity * weight * lr.WEIGHT_UNITS))
-        for number, chunk, impacts in units:
-            if token in impacts and (wanted is None or wanted(number)):
-                place = number, chunk
-                scores[place] = scores.get(place, 0) + weight * impacts[token]
-        weights[token] = weight
-    best = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
-    words, gains = lr.plain_words(weights), {}
+        weights[token] = max(1, round(rarity * weight * lr.WEIGHT_UNITS))
+
+    def gain(impacts, terms):
+        return sum(weights[token] * impacts.get(token, 0) for token in terms)
+
+    def first_then_place(row):
+        return -row[0], row[1:]
+
+    scored = [(gain(impacts, asked), number, chunk) for number, chunk, impacts in units
+              if wanted is None or wanted(number)]
+    scored = sorted((row for row in scored if row[0]), key=first_then_place)
+    words, gains, final = lr.plain_words(weights), {}, []
     for word in lr.words_of(query):
         if not lr.RUN.match(word):
             for token, form in zip(lr.word_tokens(word), lr.word_forms(word)):
@@ -1839,14 +1847,15 @@ def exhaustive(documents, query, k, wanted=None):
     for i, side in enumerate(lr.neighbours(words)):
         both = weights[words[i]] + weights[words[i + 1]]
         gains[side] = round(lr.NEIGHBOUR_SHARE * 255 / 2 * both)
-    for (number, chunk), _ in best[: max(k, lr.FINALISTS)]:
+    for score, number, chunk in scored[: max(k, lr.FINALISTS)]:
         _, text, chunks = documents[number]
         body = text[chunks[chunk].start : chunks[chunk].end]
         held = lr.traces(lr.words_of(body), lr.tokens(body))
-        scores[number, chunk] += sum(gains[trace] for trace in held & set(gains))
-    best = [(place, scores[place]) for place, _ in best[: max(k, lr.FINALISTS)]]
-    best = sorted(best, key=lambda item: (-item[1], item[0]))[:k]
-    return [(score / lr.SCORE_UNITS, *place) for place, score in best]
+        score += sum(gains[trace] for trace in held & set(gains))
+        score += gain(next(u[2] for u in units if u[:2] == (number, chunk)), late)
+        final.append((score, number, chunk))
+    final = sorted(final, key=first_then_place)[:k]
+    return [(score / lr.SCORE_UNITS, *place) for score, *place in final]
 
 
 def index_of(*texts):
