@@ -3746,15 +3746,28 @@ BYTE_ORDER_MARKS = (    # subtle: that of UTF-32 LE begins with that of UTF-16 L
     (b"\xef\xbb\xbf", "utf-8"),
     (b"\x84\x31\x95\x33", "gb18030"),
 )
-# Labels whose texts really hold more than they say, and names that Python has not.
+# Labels that the web uses and Python has not (WHATWG Encoding Standard, chapter 4.2).
+WEB_LABELS = {alias: name for name, aliases in (
+    ("gb18030", "x-gbk gb-2312 csgb2312 windows-936 gb18030-2005 gb18030-2022"),
+    ("big5", "big5-tw x-big5 cn-big5 x-x-big5 zh-tw-big5 windows-950"),
+    ("cp932", "windows-31j cswindows31j x-sjis x-ms-cp932"),
+    ("euc_jp", "x-euc-jp x-eucjp cseucpkdfmtjapanese"),
+    ("cp949", "windows-949 x-windows-949 ks-c-5601-1989 iso-ir-149 cseuckr"),
+    ("cp874", "windows-874 dos-874 x-windows-874"),
+    ("mac-roman", "x-mac-roman"),
+    ("mac-cyrillic", "x-mac-cyrillic x-mac-ukrainian"),
+    ("utf-8", "utf8mb3 utf8mb4 unicode-1-1-utf-8 unicode11utf8 x-unicode20utf8"),
+    *((f"cp{page}", f"x-cp{page}") for page in range(1250, 1259)),
+) for alias in aliases.split()}
+# Encodings whose texts really hold more than their names say, by Python's names.
 WIDER_ENCODING = {name: wider for wider, names in (
-    ("gb18030", "gb2312 gb-2312-80 csgb2312 gbk x-gbk cp936 ms936"),
-    ("cp1252", "iso-8859-1 latin1 latin-1 l1 ascii us-ascii"),
-    ("big5hkscs", "big5 big5-tw csbig5 x-x-big5 cp950"),
-    ("cp932", "shift-jis sjis x-sjis ms-kanji csshiftjis"),
-    ("cp949", "euc-kr ks-c-5601-1987 ksc5601 cseuckr"),
-    ("mac-roman", "x-mac-roman macintosh"),
-    ("utf-8", "utf8mb3 utf8mb4 unicode-1-1-utf-8"),
+    ("gb18030", "gb2312 gbk"),
+    ("big5hkscs", "big5 cp950"),
+    ("cp932", "shift_jis"),
+    ("cp949", "euc_kr"),
+    ("cp1252", "ascii iso8859-1"),
+    ("cp1254", "iso8859-9"),
+    ("cp874", "iso8859-11 tis-620"),
 ) for name in names.split()}
 # Python also "decodes" base64, rot13, idna and the like; these are encodings of text.
 TEXT_ENCODING = re.compile(
@@ -3770,6 +3783,7 @@ DECLARED_LABEL = re.compile(
     rb"""|\A(?:[^\n]*\n)?[ \t\f]*\#[^\n]*?coding[:=][ \t]*([-\w.]+)""",
     re.IGNORECASE | re.DOTALL,
 )
+MARKUP_COMMENT = re.compile(rb"<!--.*?-->", re.DOTALL)
 HIGH_PAIR = re.compile(rb"[\x81-\xfe][\x40-\xfe]")
 # Of texts too: backspace (manual pages), form feed, escape (logs with colours).
 CONTROL_CODE = re.compile("[\0-\x07\x0b\x0e-\x1a\x1c-\x1f\x7f]")
@@ -3857,9 +3871,10 @@ def encoding_of(declared):
     """
     declared = declared.strip(" \t\"'").lower().replace("_", "-")
     try:
-        name = codecs.lookup(WIDER_ENCODING.get(declared, declared)).name
+        name = codecs.lookup(WEB_LABELS.get(declared, declared)).name
     except (LookupError, ValueError):
         return ""
+    name = WIDER_ENCODING.get(name, name)
     return name if TEXT_ENCODING.fullmatch(name) else ""
 
 
@@ -3869,7 +3884,8 @@ def declared_label(data):
     >>> declared_label(b"<meta charset=gb2312>"), declared_label(b"# coding: gbk")
     ('gb2312', 'gbk')
     """
-    match = DECLARED_LABEL.match(data[:HEAD_BYTES])
+    head = MARKUP_COMMENT.sub(b"", data[:HEAD_BYTES])
+    match = DECLARED_LABEL.match(head)
     return match[match.lastindex].decode("ascii", "replace") if match else ""
 
 
@@ -3890,8 +3906,10 @@ def looks_binary(data):
     (True, False)
     """
     mark, encoding = byte_order(data)
-    sample = data[len(mark) : HEAD_BYTES].decode(encoding or "latin-1", "replace")
-    return len(CONTROL_CODE.findall(sample)) > 1 + len(sample) // 100
+    sample = data[len(mark) : HEAD_BYTES].decode(encoding or "utf-8", "replace")
+    # A text may hold control codes, or be in an old encoding; sounds have some of both.
+    chars_per_code = 1000 if sample.count("\ufffd") > len(sample) // 10 else 100
+    return len(CONTROL_CODE.findall(sample)) > 1 + len(sample) // chars_per_code
 
 
 # =============================================================================

@@ -2318,6 +2318,26 @@ class Test17Decoding(unittest.TestCase):
         # Latin labels fit any bytes, so they prove nothing against valid UTF-8.
         self.assertEqual(lr.decode("é你".encode(), "iso-8859-1"), ("é你", ""))
 
+    def test_TXT_1_labels_of_the_web(self):
+        for words, labels in (
+            ("朱镕基 䶮", "chinese iso-ir-58 gb18030-2022 windows-936 csGB2312 euc-cn"),
+            ("這是繁體網頁", "cn-big5 x-big5 x-x-big5 csbig5 big5-hkscs windows-950"),
+            ("①漢字テスト", "windows-31j csWindows31J ms932 x-sjis csShiftJIS ms-kanji"),
+            ("漢字テスト", "x-euc-jp cseucpkdfmtjapanese eucjp iso-2022-jp"),
+            ("똠방각하 문서", "windows-949 korean uhc ks_c_5601-1989 ksc5601 cseuckr"),
+            ("ภาษาไทย", "windows-874 tis-620 iso-8859-11"),
+            ("привет", "x-cp1251 x-mac-cyrillic koi8-u cp866"),
+        ):
+            for label in labels.split():
+                with self.subTest(label):
+                    encoding = lr.encoding_of(label)
+                    data = f"<meta charset={label}><p>{words}".encode(encoding)
+                    self.assertEqual(lr.read_document(data, "a.html").text, words)
+
+    def test_TXT_2_a_label_in_a_comment_declares_nothing(self):
+        page = "<!-- <meta charset=koi8-r> --><meta charset=big5><p>繁體中文"
+        self.assertEqual(lr.decode(page.encode("big5")), (page, ""))
+
     def test_TXT_3_byte_order_marks(self):
         words = "db host is orion-7"
         for name in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be", "utf-8"):
@@ -2363,6 +2383,16 @@ class Test17Decoding(unittest.TestCase):
         self.assertEqual(lr.decode(data)[0].splitlines()[-1], "# 镕")
         data = "<?xml version='1.0' encoding='Shift_JIS'?><a>テスト</a>".encode("cp932")
         self.assertIn("テスト", lr.decode(data)[0])
+
+    def test_a_sound_without_a_known_suffix_is_no_Chinese(self):
+        chance = random.Random(1)
+        loud = bytes(chance.choices(range(0xC0, 0xFF), k=9000))
+        sound = b"".join(loud[i : i + 200] + b"\x05" for i in range(0, 9000, 200))
+        self.assertTrue(lr.looks_binary(b".snd" + sound))
+        self.assertTrue(lr.looks_binary(chance.randbytes(9000)))
+        for words, name in (("一段中文。\x0c\n", "gbk"), ("テスト、①\n", "cp932"),
+                            ("привет\n", "koi8-r"), ("für é\n", "latin-1")):
+            self.assertFalse(lr.looks_binary((words * 900).encode(name)), name)
 
     def test_looks_binary(self):
         for data in (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", bytes(range(256)), b"\0" * 50,
