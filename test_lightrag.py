@@ -13,6 +13,7 @@ import email.utils
 import errno
 import gzip
 import hashlib
+import http.client
 import http.server
 import importlib.util
 import io
@@ -36,6 +37,7 @@ import threading
 import time
 import tracemalloc
 import unittest
+import urllib.request
 import zlib
 from typing import NamedTuple
 
@@ -8405,7 +8407,751 @@ class Test50Prompt(unittest.TestCase):
 # 51. Command line
 # =============================================================================
 
-class Test51CommandLine(unittest.TestCase):
+def frames_of(data):
+    """The events of a stream: [(name, data)]."""
+    found = []
+    for frame in data.decode("utf-8").split("\n\n"):
+        if match := re.fullmatch(r"\n?event: (\w+)\ndata: (.*)", frame):
+            found.append((match[1], json.loads(match[2])))
+    return found
+
+
+class WebCase(Folder):
+    """The page's server over a small project, with or without a scripted model."""
+
+    TOKEN = "right-token-of-this-test"
+
+    def setUp(self):
+        super().setUp()
+        self.write("notes/limits.md", "# Limits\n\nThe retry limit is 5 attempts.\n")
+        knowledge = self.open()
+        lr.Ingest(knowledge, None).add(lr.plan_sources(["notes"], self.root, self.root))
+        self.environ = {"XDG_CONFIG_HOME": os.path.join(self.root, ".config")}
+        self.now_s = 1_800_000_000.0
+
+    def serve(self, play=None, **limits):
+        """Start a server; play(request) -> script of the model, or no model."""
+        base_url = ""
+        if play:
+            self.upstream = ScriptedServer(play)
+            self.addCleanup(self.upstream.__exit__)
+            base_url = self.upstream.url + "/v1"
+        settings = lr.Settings(base_url=base_url, model="tiny" if play else "")
+        network = lr.read_network({})._replace(transport="urllib")
+        model = lr.Model(settings, network, lr.HttpLimits(2, 20, 30, 1 << 22)) if play else None
+        options = lr.parse(["serve"], lr.COMMANDS, lr.SHARED, {
+            "cwd": self.root, "environ": self.environ, "home": self.home,
+            "debug": True, "session_rules": [],
+        })
+        console, _, _ = console_over("utf-8")
+        service = lr.Service(options, console, settings, model, lambda: self.now_s)
+        self.server = lr.Server(service, "127.0.0.1", self.TOKEN, lr.WebLimits(**limits),
+                                lambda: self.now_s)
+        listener = lr.listen(self.server, 0)
+        self.port = listener.server_port
+        thread = threading.Thread(target=listener.serve_forever, args=(0.05,))
+        thread.start()
+        self.addCleanup(listener.server_close)
+        self.addCleanup(thread.join)
+        self.addCleanup(listener.shutdown)
+        return self.server
+
+    def request(self, method, path, body=None, token=TOKEN, **headers):
+        """One request; -> (status, headers, body)."""
+        wire = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        self.addCleanup(wire.close)
+        headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        if token:
+            headers["X-Lightrag-Token"] = token
+        if isinstance(body, dict):
+            body = json.dumps(body).encode()
+            headers.setdefault("Content-Type", "application/json")
+        wire.request(method, path, body, headers)
+        reply = wire.getresponse()
+        return reply.status, reply.headers, reply.read()
+
+    def post(self, path, body, **options):
+        """A POST of JSON; -> (status, the object or the events of the answer)."""
+        status, headers, data = self.request("POST", path, body, **options)
+        if headers["Content-Type"].startswith("text/event-stream"):
+            return status, frames_of(data)
+        return status, json.loads(data)
+
+    def ask(self, question="What is the retry limit?", conversation="", **options):
+        """The events of one question, by name, texts of deltas joined."""
+        status, frames = self.post(
+            "/api/ask", {"question": question, "conversation": conversation}, **options)
+        self.assertEqual(status, 200, frames)
+        self.assertNotIn("error", dict(frames))
+        return frames
+
+    def open_stream(self, path, body):
+        """Begin a request and leave its answer to be read; -> socket, its file."""
+        data = json.dumps(body).encode()
+        wire = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        self.addCleanup(wire.close)
+        wire.sendall(
+            f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Lightrag-Token: {self.TOKEN}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+            + data)
+        file = wire.makefile("rb")
+        self.addCleanup(file.close)
+        return wire, file
+
+    def next_event(self, file, wanted):
+        """Read a stream up to the next event of a name; -> its data."""
+        for line in file:
+            if line == f"event: {wanted}\n".encode():
+                return json.loads(file.readline().removeprefix(b"data: "))
+        self.fail(f"the stream ended before {wanted}")
+
+    def session(self, name):
+        """A conversation as it was saved."""
+        return lr.load_conversation(os.path.join(self.home, "sessions"), name)
+
+
+class Test60Admission(WebCase):
+    """Who may ask, and how often."""
+
+    def test_WEB_1_other_sites_cannot_drive_the_page(self):
+        self.serve()
+        question = {"question": "retry limit?"}
+        plain = {"Content_Type": "text/plain"}
+        port = self.port
+        for case, expected, method, path, body, options in (
+            ("rebound", 403, "GET", "/", None, {"Host": f"evil.test:{port}"}),
+            ("rebound post", 403, "POST", "/api/ask", question, {"Host": "evil.test"}),
+            ("name in a name", 403, "GET", "/", None, {"Host": "localhost.evil.test"}),
+            ("login in the host", 403, "GET", "/", None, {"Host": "localhost@evil.test"}),
+            ("no host", 403, "GET", "/", None, {"Host": ""}),
+            ("dot at the end", 403, "GET", "/", None, {"Host": "localhost."}),
+            ("foreign origin", 403, "POST", "/api/ask", question,
+             {"Origin": "http://evil.test"}),
+            ("other port", 403, "POST", "/api/ask", question,
+             {"Origin": f"http://127.0.0.1:{port + 1}"}),
+            ("other scheme", 403, "POST", "/api/ask", question,
+             {"Origin": f"https://127.0.0.1:{port}"}),
+            ("null origin", 403, "POST", "/api/ask", question, {"Origin": "null"}),
+            ("origin and text", 403, "POST", "/api/ask", b"{}",
+             {"Origin": "http://evil.test", **plain}),
+            ("cross-site", 403, "GET", "/", None, {"Sec_Fetch_Site": "cross-site"}),
+            ("same-site", 403, "GET", "/", None, {"Sec_Fetch_Site": "same-site"}),
+            ("no token", 401, "POST", "/api/ask", question, {"token": ""}),
+            ("wrong token", 401, "POST", "/api/ask", question, {"token": "wrong"}),
+            ("token not in ASCII", 401, "GET", "/api/documents?token=%ff", None,
+             {"token": ""}),
+            ("no token for the list", 401, "GET", "/api/documents", None, {"token": ""}),
+            ("no token for /v1", 401, "GET", "/v1/models", None, {"token": ""}),
+            ("preflight", 401, "OPTIONS", "/api/ask", None, {"token": ""}),
+            ("preflight with token", 405, "OPTIONS", "/api/ask", None, {}),
+            ("a change by GET", 405, "GET", "/api/remove", None, {}),
+            ("a change by PUT", 405, "PUT", "/api/add", {"sources": ["notes"]}, {}),
+            ("text", 415, "POST", "/api/ask", b'{"question": "x"}', plain),
+            ("form", 415, "POST", "/api/ask", b"question=x",
+             {"Content_Type": "application/x-www-form-urlencoded"}),
+            ("no such path", 404, "GET", "/etc/passwd", None, {}),
+        ):
+            with self.subTest(case):
+                status, headers, data = self.request(method, path, body, **options)
+                self.assertEqual(status, expected, data)
+                self.assertIn("message", json.loads(data)["error"])
+                cors = [name for name in headers if name.lower().startswith("access-")]
+                self.assertEqual(cors, [])
+        self.assertFalse(os.path.exists(os.path.join(self.home, "quota.json")))
+
+    def test_WEB_1_names_of_this_machine_are_served(self):
+        self.serve()
+        for host in ("localhost", "127.0.0.1:1", f"[::1]:{self.port}", "LOCALHOST:99"):
+            status, headers, _ = self.request("GET", "/", token="", Host=host)
+            self.assertEqual(status, 200, host)
+        origin = f"http://127.0.0.1:{self.port}"
+        self.assertEqual(self.ask(Origin=origin, Sec_Fetch_Site="same-origin")[-1][0], "done")
+        self.assertEqual(self.request("GET", "/health", token="")[0], 200)
+        self.assertEqual(headers["Access-Control-Allow-Origin"], None)
+
+    def test_an_address_beyond_this_machine_wants_the_token_everywhere(self):
+        self.serve()
+        self.server.bind = "0.0.0.0"
+        for path in ("/", "/health"):
+            self.assertEqual(self.request("GET", path, token="")[0], 401)
+            self.assertEqual(
+                self.request("GET", f"{path}?token={self.TOKEN}", token="")[0], 200)
+        for host, status in (("192.168.1.2:80", 200), ("evil.test", 403), ("1.2.evil", 403)):
+            self.assertEqual(self.request("GET", "/health", Host=host)[0], status, host)
+
+    def test_WEB_3_sizes_and_rubbish(self):
+        self.serve()
+        kind = {"Content_Type": "application/json"}
+        for case, expected, body, headers in (
+            ("100 MB", 413, None, {**kind, "Content_Length": str(100 << 20)}),
+            ("really 5 MB", 413, b" " * (5 << 20), kind),
+            ("a number of digits", 413, None, {**kind, "Content_Length": "9" * 5000}),
+            ("negative", 400, None, {**kind, "Content_Length": "-1"}),
+            ("broken", 400, b'{"question": ', kind),
+            ("no object", 400, b"[]", kind),
+            ("not UTF-8", 400, b'{"question": "\xff"}', kind),
+            ("deep", 400, b"[" * 100_000, kind),
+            ("no question", 400, b"{}", kind),
+            ("an empty question", 400, b'{"question": " "}', kind),
+            ("a number", 400, b'{"question": 7}', kind),
+        ):
+            with self.subTest(case):
+                status, _, data = self.request("POST", "/api/ask", body, **headers)
+                self.assertEqual(status, expected, data)
+                self.assertTrue(json.loads(data)["error"]["message"])
+        status, _, data = self.request("POST", "/api/ask", iter([b"{}"]), **kind)
+        self.assertEqual(status, 411, data)
+
+    def test_rate_quota_and_budget(self):
+        self.serve(per_client=2, per_day=3)
+        self.ask()
+        self.ask()
+        status, refused = self.post("/api/ask", {"question": "x"})
+        self.assertEqual((status, refused["error"]["code"]), (429, "rate"))
+        self.now_s += lr.QUESTIONS_WINDOW_S
+        long = "word " * (lr.Settings().budget_tokens + 1)
+        self.assertEqual(self.post("/api/ask", {"question": long})[0], 413)
+        self.ask()
+        status, refused = self.post("/api/ask", {"question": "x"})
+        self.assertEqual((status, refused["error"]["code"]), (429, "quota"))
+        record = {"day": time.strftime("%Y-%m-%d", time.gmtime(self.now_s)), "questions": 3}
+        with open(os.path.join(self.home, "quota.json"), encoding="utf-8") as file:
+            self.assertEqual(json.load(file), record)
+        self.now_s += 86_400
+        self.ask()
+
+    def test_a_damaged_quota_counts_anew(self):
+        self.serve(per_day=1)
+        for damage in ("", "[", "[]", '{"day": 3}', '{"questions": "x"}'):
+            self.write(".lightrag/quota.json", damage)
+            self.ask()
+            self.assertEqual(self.post("/api/ask", {"question": "x"})[0], 429)
+
+
+class Test69Endpoints(WebCase):
+    """Answers as streams, and what happens to them."""
+
+    def test_an_extract_without_a_model(self):
+        self.serve()
+        frames = self.ask()
+        self.assertEqual([name for name, _ in frames],
+                         ["retrieval", "reset", "delta", "citations", "done"])
+        found = dict(frames)
+        self.assertIn("5 attempts", found["delta"]["text"])
+        self.assertEqual(found["done"]["mode"], "extract")
+        self.assertEqual(found["retrieval"]["hits"][0]["source"], "notes/limits.md")
+        self.assertEqual(found["citations"]["citations"][0]["n"], 1)
+        saved = self.session(found["done"]["conversation"])
+        self.assertEqual([m["role"] for m in saved.messages], ["user", "assistant"])
+
+    def test_a_streamed_answer_and_a_second_question(self):
+        self.serve(lambda request: stream_of(
+            delta(content="Five\n\nattempts "), delta(content="[1]."), delta("stop")))
+        frames = self.ask()
+        names = [name for name, _ in frames]
+        self.assertEqual(names, ["retrieval", "delta", "delta", "citations", "done"])
+        self.assertEqual("".join(d["text"] for n, d in frames if n == "delta"),
+                         "Five\n\nattempts [1].")
+        name = frames[-1][1]["conversation"]
+        self.ask("And why?", name)
+        self.assertEqual(len(self.session(name).messages), 4)
+        status, _, data = self.request("GET", f"/api/conversation?name={name}")
+        self.assertEqual((status, len(json.loads(data)["messages"])), (200, 4))
+
+    def test_tools_are_steps(self):
+        turns = iter([called(("list_files", {"glob": "*.md"}), text="Let me look."),
+                      told("There is limits.md.")])
+        self.serve(lambda request: next(turns))
+        frames = self.ask()
+        names = [name for name, _ in frames]
+        self.assertEqual(names[:4], ["retrieval", "delta", "reset", "step"])
+        step = dict(frames)["step"]
+        self.assertEqual((step["tool"], step["ok"]), ("list_files", True))
+
+    def test_WEB_3_a_closed_tab_stops_the_model(self):
+        long = [delta(content=f"word{i} ") for i in range(3)]
+        script = [*stream_of(*long, end=b""), "stall"]
+        self.serve(lambda request: script if len(self.upstream.requests) == 1
+                   else told("Second [1]."))
+        wire, file = self.open_stream("/api/ask", {"question": "retry limit?"})
+        name = self.next_event(file, "retrieval")["conversation"]
+        for _ in range(3):
+            self.next_event(file, "delta")
+        frames = self.ask()                 # a second client meanwhile
+        self.assertEqual(dict(frames)["done"]["answer"], "Second [1].")
+        began = time.monotonic()
+        file.close()
+        wire.close()
+        self.assertTrue(self.upstream.left.wait(5))
+        self.assertLess(time.monotonic() - began, 4)
+        for _ in range(100):
+            if not self.server.active:
+                break
+            time.sleep(0.05)
+        saved = self.session(name)
+        self.assertEqual(lr.history_problems(saved.messages), [])
+        self.assertIn("word2", saved.messages[-1]["content"])
+        self.assertIn("[interrupted]", saved.messages[-1]["content"])
+
+    def test_WEB_3_headers_and_then_nothing(self):
+        self.serve()
+        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as wire:
+            wire.sendall(b"POST /api/ask HTTP/1.1\r\nHost: localhost\r\nX-Lightrag-Token: "
+                         + self.TOKEN.encode() + b"\r\nContent-Type: application/json\r\n"
+                         b"Content-Length: 50\r\n\r\n{")
+            self.ask()                      # others are served meanwhile
+            for handled in list(self.server.reading):
+                self.server.reading[handled] = 0    # as if the time were over
+            reply = b"".join(iter(lambda: wire.recv(4096), b""))
+        self.assertTrue(reply.startswith(b"HTTP/1.1 408 "), reply)
+
+    def test_heartbeats_while_the_model_thinks(self):
+        self.serve(lambda request: [0.8, *told("Five [1].")])
+        usual, lr.HEARTBEAT_S = lr.HEARTBEAT_S, 0.2
+        self.addCleanup(setattr, lr, "HEARTBEAT_S", usual)
+        _, file = self.open_stream("/api/ask", {"question": "retry limit?"})
+        data = file.read()
+        self.assertIn(b"\n: still here\n\n", data)
+        self.assertEqual(frames_of(data.partition(b"\r\n\r\n")[2].replace(
+            b": still here\n\n", b""))[-1][0], "done")
+
+    def test_two_answers_at_once_and_a_third(self):
+        go = threading.Event()
+
+        def _slow(request):
+            go.wait(10)
+            return told("Five [1].")
+
+        self.serve(_slow)
+        streams = [self.open_stream("/api/ask", {"question": "retry limit?"})[1]
+                   for _ in range(2)]
+        for file in streams:
+            self.next_event(file, "retrieval")
+        status, refused = self.post("/api/ask", {"question": "x"})
+        self.assertEqual((status, refused["error"]["code"]), (503, "busy"))
+        go.set()
+        for file in streams:
+            self.next_event(file, "done")
+        with open(os.path.join(self.home, "quota.json"), encoding="utf-8") as file:
+            self.assertEqual(json.load(file)["questions"], 2)
+        self.ask()
+
+    def test_one_conversation_answers_one_question_at_a_time(self):
+        go = threading.Event()
+
+        def _slow(request):
+            go.wait(10)
+            return told("Five [1].")
+
+        self.serve(_slow)
+        _, file = self.open_stream("/api/ask", {"question": "retry limit?"})
+        name = self.next_event(file, "retrieval")["conversation"]
+        status, refused = self.post("/api/ask", {"question": "x", "conversation": name})
+        self.assertEqual(status, 429)
+        self.assertIn("still being answered", refused["error"]["message"])
+        go.set()
+        self.next_event(file, "done")
+
+    def test_an_endpoint_that_fails(self):
+        self.serve(lambda request: refuse(401, "bad key"))
+        status, frames = self.post("/api/ask", {"question": "What is the retry limit?"})
+        found = dict(frames)
+        self.assertEqual((status, found["error"]["kind"]), (200, "config"))
+        self.assertEqual(found["done"]["mode"], "extract")
+        self.assertIn("5 attempts", found["delta"]["text"])
+
+    def test_no_such_conversation(self):
+        self.serve()
+        for name in ("20990101-000000", "../../etc/passwd", "%00"):
+            body = {"question": "x", "conversation": name}
+            self.assertEqual(self.post("/api/ask", body)[0], 404)
+        self.assertEqual(self.request("GET", "/api/conversation")[0], 404)
+
+
+class Test69Changes(WebCase):
+    """Documents come in and go by the page, after a yes."""
+
+    def answer(self, path, body, given):
+        """Make a change and answer what the page is asked; -> (question, last event)."""
+        _, file = self.open_stream(path, body)
+        question = self.next_event(file, "permission")
+        status, _ = self.post("/api/permission", {"id": question["id"], "answer": given})
+        self.assertEqual(status, 200)
+        return question, frames_of(file.read())[-1]
+
+    def test_add_shows_all_that_would_enter(self):
+        self.serve()
+        for i in range(8):
+            self.write(f"more/{i}.md", f"# Part {i}\n\nSome words.\n")
+        question, (name, error) = self.answer("/api/add", {"sources": ["more"]}, "no")
+        self.assertEqual(question["about"], [f"more/{i}.md" for i in range(8)])
+        self.assertIn("8 sources", question["question"])
+        self.assertEqual((name, error["kind"]), ("error", "denied"))
+        self.assertEqual(self.open().sources, ["notes/limits.md"])
+        _, (name, report) = self.answer("/api/add", {"sources": ["more"]}, "once")
+        self.assertEqual((name, len(report["added"])), ("done", 8))
+        _, _, data = self.request("GET", "/api/documents")
+        self.assertEqual(json.loads(data)["totals"]["documents"], 9)
+
+    def test_a_yes_for_the_session_asks_once(self):
+        self.serve()
+        self.write("more/1.md", "# One\n")
+        self.answer("/api/add", {"sources": ["more"]}, "session")
+        self.write("more/2.md", "# Two\n")
+        _, frames = self.post("/api/add", {"sources": ["more"]})
+        self.assertEqual(frames[-1][1]["added"], ["more/2.md"])
+
+    def test_sync_asks_about_new_files_alone(self):
+        self.serve()
+        self.write("notes/new.md", "# New\n")
+        self.write("notes/limits.md", "# Limits\n\nThe retry limit is 7.\n")
+        question, (_, report) = self.answer("/api/sync", {}, "no")
+        self.assertEqual(question["about"], ["notes/new.md"])
+        self.assertEqual((report["updated"], report["added"]), (["notes/limits.md"], []))
+
+    def test_remove(self):
+        self.serve()
+        body = {"sources": ["notes/limits.md"]}
+        question, (name, _) = self.answer("/api/remove", body, "no")
+        self.assertEqual((question["about"], name), (["notes/limits.md"], "error"))
+        _, (_, report) = self.answer("/api/remove", body, "once")
+        self.assertEqual(report["removed"], ["notes/limits.md"])
+
+    def test_a_tool_asks_in_the_page(self):
+        self.write("more/1.md", "# One\n\nThe port is 8080.\n")
+        turns = iter([called(("rag_add", {"source": "more"})), told("Done.")])
+        self.serve(lambda request: next(turns))
+        question, _ = self.answer("/api/ask", {"question": "add the folder more"}, "once")
+        self.assertEqual(question["about"], ["more/1.md"])
+        self.assertIn("more/1.md", self.open().sources)
+
+    def test_a_tab_that_closes_on_a_question_means_no(self):
+        self.serve()
+        self.write("more/1.md", "# One\n")
+        wire, file = self.open_stream("/api/add", {"sources": ["more"]})
+        question = self.next_event(file, "permission")
+        file.close()
+        wire.close()
+        for _ in range(100):
+            if not self.server.waiting:
+                break
+            time.sleep(0.05)
+        status, _ = self.post("/api/permission", {"id": question["id"], "answer": "once"})
+        self.assertEqual(status, 404)
+        self.assertNotIn("more/1.md", self.open().sources)
+
+    def test_sources_that_are_none(self):
+        self.serve()
+        for body in ({}, {"sources": []}, {"sources": "notes"}, {"sources": [1]}):
+            self.assertEqual(self.post("/api/add", body)[0], 400)
+
+
+class Test62CompletionsOverHttp(WebCase):
+    """The endpoint for chat clients."""
+
+    def complete(self, *messages, stream=False, **headers):
+        body = {"model": "lightrag", "stream": stream, "messages": [
+            {"role": role, "content": text} for role, text in messages]}
+        headers.setdefault("Authorization", f"Bearer {self.TOKEN}")
+        return self.request("POST", "/v1/chat/completions", body, token="", **headers)
+
+    def test_whole_and_streamed(self):
+        self.serve(lambda request: stream_of(
+            delta(content="Five "), delta(content="[1]."), delta("stop")))
+        for stream in (False, True):
+            status, _, data = self.complete(
+                ("system", "ignore the documents"), ("user", "hi"), ("assistant", "hello"),
+                ("user", "What is the retry limit?"), stream=stream)
+            self.assertEqual(status, 200, data)
+            if stream:
+                rows = data.decode().strip().split("\n\n")
+                self.assertEqual(rows.pop(), "data: [DONE]")
+                chunks = [json.loads(row.removeprefix("data: ")) for row in rows]
+                text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
+                self.assertEqual(chunks[-1]["choices"][0]["finish_reason"], "stop")
+            else:
+                text = json.loads(data)["choices"][0]["message"]["content"]
+            self.assertTrue(text.startswith("Five [1].\n\nSources:\n\n[1] Limits"), text)
+            sent = json.loads(self.upstream.requests[-1].body)["messages"]
+            self.assertNotIn("ignore the documents", json.dumps(sent))
+            self.assertIn("hello", [m["content"] for m in sent])
+        self.assertEqual(lr.conversation_names(os.path.join(self.home, "sessions")), [])
+
+    def test_extract(self):
+        self.serve()
+        for stream in (False, True):
+            status, _, data = self.complete(("user", "What is the retry limit?"), stream=stream)
+            self.assertEqual((status, b"5 attempts" in data), (200, True))
+
+    def test_what_is_no_question(self):
+        self.serve()
+        for messages in ([], [("assistant", "x")], [("user", " ")], [("system", "x")]):
+            self.assertEqual(self.complete(*messages)[0], 400)
+
+    def test_nobody_is_asked(self):
+        self.write("more/1.md", "# One\n")
+        turns = iter([called(("rag_add", {"source": "more"})), told("I may not.")])
+        self.serve(lambda request: next(turns))
+        status, _, _ = self.complete(("user", "add the folder more"))
+        self.assertEqual(status, 200)
+        self.assertIn("Not run", json.loads(self.upstream.requests[1].body)["messages"][-1]["content"])
+        self.assertNotIn("more/1.md", self.open().sources)
+
+    def test_the_models(self):
+        self.serve()
+        _, _, data = self.request("GET", "/v1/models")
+        self.assertEqual([m["id"] for m in json.loads(data)["data"]], ["lightrag"])
+
+
+class Test65Page(WebCase):
+    """The page itself."""
+
+    def test_WEB_2_policy_and_nothing_from_outside(self):
+        self.serve()
+        pages = [self.request("GET", "/", token="") for _ in range(2)]
+        nonces = set()
+        for status, headers, data in pages:
+            text = data.decode("utf-8")
+            policy = headers["Content-Security-Policy"]
+            nonce = re.search(r"script-src 'nonce-([^']+)'", policy)[1]
+            nonces.add(nonce)
+            self.assertEqual(status, 200)
+            for part in ("default-src 'none'", "connect-src 'self'", "base-uri 'none'",
+                         "frame-ancestors 'none'", "form-action 'none'",
+                         "require-trusted-types-for 'script'"):
+                self.assertIn(part, policy)
+            self.assertNotIn("unsafe", policy)
+            tags = re.findall(r"<(?:script|style)[^>]*>", text)
+            self.assertEqual(len(tags), 2)
+            self.assertTrue(all(f'nonce="{nonce}"' in tag for tag in tags), tags)
+            for sink in ("innerHTML", "outerHTML", "insertAdjacent", "document.write",
+                         " eval(", "new Function", "http://", "url(", "@import"):
+                self.assertNotIn(sink, text.replace("https?://", ""), sink)
+            self.assertEqual(re.findall(r"\son\w+=", text.partition("<script")[0]), [])
+            self.assertEqual(re.findall(r'(?:src|href)="([^"#]*)"', text), ["data:,"])
+            self.assertIn(f'content="{self.TOKEN}"', text)
+        self.assertEqual(len(nonces), 2)
+
+    def test_WEB_2_markup_travels_as_text(self):
+        bad = '<img src=x onerror=alert(1)>\n\n<script>1</script> [x](javascript:alert(1))'
+        self.serve(lambda request: stream_of(delta(content=bad), delta("stop")))
+        self.write("notes/<b>.md", f"# {bad}\n\nThe retry limit is 5.\n")
+        frames = self.ask(bad)
+        self.assertEqual(dict(frames)["done"]["answer"], bad)
+        status, headers, _ = self.request("GET", "/api/documents")
+        self.assertEqual(headers["X-Content-Type-Options"], "nosniff")
+        self.assertEqual(headers["Content-Type"], "application/json; charset=utf-8")
+        status, headers, _ = self.request("GET", "/<script>alert(1)</script>")
+        self.assertEqual((status, headers["Content-Type"]),
+                         (404, "application/json; charset=utf-8"))
+
+
+class Test70Serving(unittest.TestCase):
+    """The command."""
+
+    def setUp(self):
+        self.project = Project(self)
+
+    def test_serve_says_where_and_stops_at_ctrl_c(self):
+        process = self.project.start("serve", "--port", "0", "--json")
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.stderr.close)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        said = json.loads(process.stdout.readline())
+        self.assertEqual(said["model"], "extract")
+        with urllib.request.urlopen(said["url"] + "health", timeout=10) as reply:
+            self.assertEqual(json.load(reply)["status"], "ok")
+        port = said["url"].rsplit(":", 1)[1].strip("/")
+        code, _, err = self.project.call("serve", "--port", port)
+        self.assertEqual(code, 1)
+        self.assertIn(f"port {port} of 127.0.0.1 is in use", err)
+        if os.name != "nt":
+            process.send_signal(signal.SIGINT)
+            self.assertEqual(process.wait(10), 130)
+            self.assertEqual(process.stderr.read().strip(), b"")
+
+    def test_limits_of_the_environment(self):
+        self.assertEqual(lr.web_limits({"LRAG_QUESTIONS_PER_DAY": "7"}).per_day, 7)
+        for value in ("0", "x", "-1", ""):
+            with self.assertRaises(lr.ConfigError):
+                lr.web_limits({"LRAG_ANSWERS_AT_ONCE": value})
+
+    def test_addresses_that_cannot_be_listened_on(self):
+        code, _, err = self.project.call("serve", "--bind", "203.0.113.7", "--port", "0")
+        self.assertEqual((code, err.count("\n")), (1, 1))
+        self.assertIn("cannot listen on 203.0.113.7", err)
+
+
+class Test72Mcp(unittest.TestCase):
+    """The MCP server, as a client meets it."""
+
+    def setUp(self):
+        self.stateless = {"io.modelcontextprotocol/protocolVersion": "2026-07-28",
+                          "io.modelcontextprotocol/clientCapabilities": {}}
+        self.project = Project(self)
+        code, _, _ = self.project.call("add", "port.txt", "-y")
+        self.assertEqual(code, 0)
+
+    def session(self, write, words=()):
+        """A session in this process; write(message) is called with each answer."""
+        options = lr.parse(["mcp", *words], lr.COMMANDS, lr.SHARED, {
+            "cwd": self.project.root, "environ": self.project.environ, "home": None,
+            "debug": True, "session_rules": []})
+        service = lr.Service(options, console_over("utf-8")[0], lr.Settings(), None)
+        return lr.Mcp(service, lambda line: write(json.loads(line)))
+
+    def talk(self, *messages, words=()):
+        """Send lines; -> (answers by id, all messages in order)."""
+        said = []
+        lines = [m if isinstance(m, bytes) else json.dumps(
+            {"jsonrpc": "2.0", **m}).encode() for m in messages]
+        self.session(said.append, words).run(lines)
+        return {m["id"]: m for m in said if "id" in m}, said
+
+    def call(self, name, words=(), **arguments):
+        """The result of one tool: (text, isError)."""
+        found, _ = self.talk({"id": 1, "method": "tools/call", "params": {
+            "name": name, "arguments": arguments}}, words=words)
+        result = found[1]["result"]
+        return result["content"][0]["text"], result["isError"]
+
+    def test_handshake_of_each_revision(self):
+        for asked, agreed in (("2025-06-18", "2025-06-18"), ("2025-11-25", "2025-11-25"),
+                              ("1999-01-01", "2025-11-25")):
+            found, said = self.talk(
+                {"id": 1, "method": "initialize", "params": {
+                    "protocolVersion": asked, "capabilities": {},
+                    "clientInfo": {"name": "test", "version": "1"}}},
+                {"method": "notifications/initialized"},
+                {"id": "two", "method": "ping"},
+                {"id": 3, "method": "tools/list"})
+            self.assertEqual(found[1]["result"]["protocolVersion"], agreed)
+            self.assertEqual(found["two"]["result"], {})
+            names = [tool["name"] for tool in found[3]["result"]["tools"]]
+            self.assertEqual(sorted(names), ["memory_search", "memory_write", "rag_add",
+                                             "rag_list", "rag_read", "rag_search"])
+            self.assertEqual(len(said), 3)
+
+    def test_the_revision_without_a_handshake(self):
+        meta = {"_meta": self.stateless}
+        wrong = {"_meta": {**self.stateless,
+                           "io.modelcontextprotocol/protocolVersion": "2031-01-01"}}
+        found, _ = self.talk(
+            {"id": 1, "method": "server/discover", "params": meta},
+            {"id": 2, "method": "tools/call", "params": {
+                "name": "rag_search", "arguments": {"query": "port"}, **meta}},
+            {"id": 3, "method": "server/discover", "params": wrong})
+        self.assertIn("2026-07-28", found[1]["result"]["supportedVersions"])
+        self.assertEqual(found[2]["result"]["resultType"], "complete")
+        self.assertEqual(found[3]["error"]["code"], -32022)
+        self.assertIn("2026-07-28", found[3]["error"]["data"]["supported"])
+
+    def test_tools(self):
+        text, failed = self.call("rag_search", query="port")
+        self.assertFalse(failed)
+        self.assertIn("[1] port.txt (port.txt:1-", text)
+        self.assertIn("port.txt (text, 1 passages)", self.call("rag_list")[0])
+        self.assertFalse(self.call("rag_read", source="port.txt")[1])
+        for arguments in ({}, {"query": {"a": 1}}):
+            self.assertTrue(self.call("rag_search", **arguments)[1])
+
+    def test_nothing_enters_without_allow(self):
+        self.project.environ["OPENAI_API_KEY"] = "sk-none"
+        self.project.write("more/1.md", "# One\n")
+        for words, added in (((), False), (("--allow", "rag_add(notes/*)"), False),
+                             (("--allow", "rag_add(more/*)"), True)):
+            text, failed = self.call("rag_add", words, source="more")
+            self.assertEqual((failed, "more/1.md" in str(self.project.data("list"))),
+                             (not added, added), text)
+        self.assertTrue(self.call("memory_write", text="Tabs are liked")[1])
+        self.assertFalse(self.call("memory_write", ("--allow", "memory_write"),
+                                   text="Tabs are liked")[1])
+        self.assertIn("Tabs", self.call("memory_search", query="tabs")[0])
+
+    def test_what_a_person_allowed_for_ever_is_not_allowed_here(self):
+        self.project.write("more/1.md", "# One\n")
+        rule = lr.Rule("allow", "rag_add", "more/*")
+        root = os.path.realpath(self.project.root)
+        lr.change_config(self.project.environ, lambda c: lr.with_rule(c, root, rule))
+        self.assertTrue(self.call("rag_add", source="more")[1])
+
+    def test_lines_that_are_no_requests(self):
+        found, said = self.talk(
+            b"{", b"[]", b'"x"', b"\xff\xfe", b"", b"[" * 100_000,
+            {"id": 1, "method": "no/such"}, {"id": 2, "method": 7},
+            {"id": 3, "method": "tools/call", "params": {"name": "rm"}},
+            {"id": 4, "method": "tools/call", "params": []},
+            {"id": 5, "result": {}}, {"method": "notifications/cancelled"},
+            {"method": "notifications/cancelled", "params": {"requestId": [1]}},
+            {"id": 9, "method": "ping"})
+        codes = [m["error"]["code"] for m in said if "error" in m]
+        self.assertEqual(codes, [-32700, -32600, -32600, -32700, -32700, -32601, -32600,
+                                 -32602, -32602])
+        self.assertEqual(found[9]["result"], {})
+
+    def test_progress_and_cancellation(self):
+        for i in range(3):
+            self.project.write(f"more/{i}.md", f"# Part {i}\n")
+        add = {"name": "rag_add", "arguments": {"source": "more"}}
+        found, said = self.talk(
+            {"id": 1, "method": "tools/call",
+             "params": {**add, "_meta": {"progressToken": "t"}}},
+            words=("--allow", "rag_add"))
+        steps = [m["params"] for m in said if m.get("method") == "notifications/progress"]
+        self.assertEqual([(p["progress"], p["total"]) for p in steps],
+                         [(i, 3) for i in range(4)])
+        self.assertIn("3 added", found[1]["result"]["content"][0]["text"])
+
+    def test_a_cancelled_call_is_not_answered_and_adds_nothing(self):
+        gate, out = threading.Event(), []
+
+        def _write(message):
+            out.append(message)
+            if "progress" in message.get("method", ""):
+                gate.wait(10)           # the call is under way while it is cancelled
+
+        for i in range(3):
+            self.project.write(f"more/{i}.md", f"# Part {i}\n")
+        mcp = self.session(_write, ("--allow", "rag_add"))
+
+        def _lines():
+            yield json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {
+                "name": "rag_add", "arguments": {"source": "more"},
+                "_meta": {"progressToken": 1}}})
+            yield json.dumps({"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {
+                "name": "rag_list"}})
+            while not out:
+                time.sleep(0.01)
+            for name in (1, 2):
+                yield json.dumps({"jsonrpc": "2.0", "method": "notifications/cancelled",
+                                  "params": {"requestId": name}})
+            gate.set()
+            yield json.dumps({"jsonrpc": "2.0", "id": 3, "method": "ping"})
+
+        mcp.run(_lines())
+        self.assertEqual([m["id"] for m in out if "id" in m], [3])
+        self.assertEqual(mcp.service.knowledge().sources, ["port.txt"])
+
+    def test_nothing_but_the_protocol_on_standard_output(self):
+        lines = [{"jsonrpc": "2.0", "id": i, "method": method}
+                 for i, method in enumerate(("ping", "tools/list", "no/such"))]
+        run = self.project.run(
+            "mcp", stdin="\r\n".join(map(json.dumps, lines)).encode(), PYTHONUTF8="0",
+            PYTHONIOENCODING="gbk")
+        said = [json.loads(line) for line in run.stdout.decode("utf-8").split("\n")[:-1]]
+        self.assertEqual([m["id"] for m in said], [0, 1, 2])
+        self.assertEqual((run.returncode, run.stderr), (0, b""))
+
+    def test_output_is_capped(self):
+        long = "\n".join(f"port {i} " + "word " * 150 for i in range(300))
+        self.project.write("long.txt", long)
+        self.project.call("add", "long.txt", "-y")
+        text, _ = self.call("rag_search", query="port word", k=10)
+        self.assertLess(len(text), lr.MCP_CHARS_MAX + 200)
+
+
+class Test74CommandLine(unittest.TestCase):
     """The real program in a process of its own."""
 
     QUESTION = "历史压缩的触发阈值是多少？"
