@@ -1711,7 +1711,7 @@ class _CodeReader:
             return
         if self.text[start:end].isspace():
             self.lead = None
-            if self.waits() and not self.syntax.stop:
+            if self.waits():
                 self.finish()
             return
         indent = indent_of(self.text, start, end)
@@ -1730,7 +1730,9 @@ class _CodeReader:
         self.extend(end)
         if header and self.open(header, start, end, indent):
             return
-        if self.stack and self.stack[-1].block is not None:
+        if closes:
+            self.finish(end)
+        elif self.stack and self.stack[-1].block is not None:
             top = self.stack[-1]
             top.body = indent if top.body is None else top.body
         if self.lead and self.depth > self.lead[2]:
@@ -1739,8 +1741,6 @@ class _CodeReader:
             self.lead = None
         elif not self.lead or self.lead[1] != indent:
             self.lead = (start, indent, self.depth)
-        if closes:
-            self.finish(end)
 
     def close_before(self, indent, code, header):
         """Finish what this line is no longer part of; tell if it is a last line."""
