@@ -35,62 +35,65 @@ terminal, clock or environment):
     16 Markup        HTML tags to balanced events, without what nobody reads
     17 Markdown      the events of a page to Markdown text
     18 Decoding      bytes of any encoding to text
-    19 Documents     bytes to title, kind and text
-    20 Excerpts      what of a hit can be shown: sentences, rows, lines of code
-    21 Answers       numbered sources, extractive answers, refusals
-    22 Metrics       how good a ranking is, by what people judged
-    23 Golden        cases with an expectation, judged without a model
-    24 Plots         figures as one page: a table, and bars drawn in SVG
-    25 Protocol      the OpenAI wire format: messages, calls, requests, errors
-    26 Stream        server-sent events, and thoughts in the text, cut anywhere
-    27 Deltas        what the chunks of one answer add up to
-    28 Context       what a model is told, within a budget
-    29 Permissions   (rules, call) to allow, ask or deny
-    30 Paths         ignore rules, secret names, confinement below a root
-    31 Addresses     web addresses: fit to show, fit to send, where they lead
-    32 Files         reading, atomic writes and locks
-    33 Folders       walking, the home of a knowledge base, configuration
-    34 Network       how this machine reaches others: proxies and certificates
-    35 Http          the only section that opens connections
-    36 Pages         one web page, its redirects checked at every step
-    37 Sources       path, folder, glob, URL or standard input to raw documents
-    38 Format        the bytes of knowledge.json, a document a line
-    39 Store         knowledge.json, and the index derived from it
-    40 Knowledge     the documents and their index
-    41 Ingest        plan, ask, add, sync and remove
-    42 Memory        long-term facts and the working memory
-    43 Conversation  what was said, shown and noted, and where it is kept
-    44 Model         chat completions: retries, what a server takes, errors as sentences
-    45 Reach         what may be read below the root, and by which programs
-    46 Lookup        the tools that read: documents, files, history
-    47 Tools         a table of what the agent can do
-    48 Requests      what is sent: within a budget, and what is made of a conversation
-    49 Calls         run what a model asks for, or say why not
-    50 Agent         the loop; yields events, never prints
-    51 Evaluation    run judged sets and golden cases
-    52 Console       printing, asking and progress under any encoding
-    53 Consent       ask once, and remember what the user wants remembered
-    54 Arguments     the words of a command line to a command and its options
-    55 Options       the options that several commands share
-    56 Intake        the commands that add, sync and remove
-    57 Asking        the commands that list, show, search and ask
-    58 Grading       the command that evaluates
-    59 Prompt        the interactive prompt
-    60 Admission     who may ask a server, and how often
-    61 Wire          the agent's events as the page knows them
-    62 Completions   the OpenAI format, as a server speaks it
-    63 Layout        the page: what stands where, and how it looks
-    64 Script        what the page does
-    65 Manners       how the page is used: asking, documents, permission, keys
-    66 Opening       settings to a model, and a conversation to its agent
-    67 Service       the agent and the knowledge base for faces that serve several
-    68 Web           the page, its endpoints, and an endpoint for chat clients
-    69 Endpoints     one request: through the gates, to its answer
-    70 Serving       connections, and the command that serves
-    71 Rpc           JSON-RPC 2.0, a message a line
-    72 Mcp           the same tools for other agents, over standard input and output
-    73 Faces         the commands that serve others
-    74 Command line  the table of commands, and main
+    19 Archive       zip files and the XML in them, within limits
+    20 Office        Word and PowerPoint files and e-books to Markdown
+    21 Sheets        Excel files to Markdown
+    22 Documents     bytes to title, kind and text
+    23 Excerpts      what of a hit can be shown: sentences, rows, lines of code
+    24 Answers       numbered sources, extractive answers, refusals
+    25 Metrics       how good a ranking is, by what people judged
+    26 Golden        cases with an expectation, judged without a model
+    27 Plots         figures as one page: a table, and bars drawn in SVG
+    28 Protocol      the OpenAI wire format: messages, calls, requests, errors
+    29 Stream        server-sent events, and thoughts in the text, cut anywhere
+    30 Deltas        what the chunks of one answer add up to
+    31 Context       what a model is told, within a budget
+    32 Permissions   (rules, call) to allow, ask or deny
+    33 Paths         ignore rules, secret names, confinement below a root
+    34 Addresses     web addresses: fit to show, fit to send, where they lead
+    35 Files         reading, atomic writes and locks
+    36 Folders       walking, the home of a knowledge base, configuration
+    37 Network       how this machine reaches others: proxies and certificates
+    38 Http          the only section that opens connections
+    39 Pages         one web page, its redirects checked at every step
+    40 Sources       path, folder, glob, URL or standard input to raw documents
+    41 Format        the bytes of knowledge.json, a document a line
+    42 Store         knowledge.json, and the index derived from it
+    43 Knowledge     the documents and their index
+    44 Ingest        plan, ask, add, sync and remove
+    45 Memory        long-term facts and the working memory
+    46 Conversation  what was said, shown and noted, and where it is kept
+    47 Model         chat completions: retries, what a server takes, errors as sentences
+    48 Reach         what may be read below the root, and by which programs
+    49 Lookup        the tools that read: documents, files, history
+    50 Tools         a table of what the agent can do
+    51 Requests      what is sent: within a budget, and what is made of a conversation
+    52 Calls         run what a model asks for, or say why not
+    53 Agent         the loop; yields events, never prints
+    54 Evaluation    run judged sets and golden cases
+    55 Console       printing, asking and progress under any encoding
+    56 Consent       ask once, and remember what the user wants remembered
+    57 Arguments     the words of a command line to a command and its options
+    58 Options       the options that several commands share
+    59 Intake        the commands that add, sync and remove
+    60 Asking        the commands that list, show, search and ask
+    61 Grading       the command that evaluates
+    62 Prompt        the interactive prompt
+    63 Admission     who may ask a server, and how often
+    64 Wire          the agent's events as the page knows them
+    65 Completions   the OpenAI format, as a server speaks it
+    66 Layout        the page: what stands where, and how it looks
+    67 Script        what the page does
+    68 Manners       how the page is used: asking, documents, permission, keys
+    69 Opening       settings to a model, and a conversation to its agent
+    70 Service       the agent and the knowledge base for faces that serve several
+    71 Web           the page, its endpoints, and an endpoint for chat clients
+    72 Endpoints     one request: through the gates, to its answer
+    73 Serving       connections, and the command that serves
+    74 Rpc           JSON-RPC 2.0, a message a line
+    75 Mcp           the same tools for other agents, over standard input and output
+    76 Faces         the commands that serve others
+    77 Command line  the table of commands, and main
 
 Words: a document has a title, a source (the path or URL it came from) and a text;
 a chunk is a passage of it, text[start:end]; a hit is a chunk that a search found;
@@ -217,21 +220,21 @@ WEIGHT_UNITS = 256          # that make a token's weight of 1.0: scores are inte
 SCORE_UNITS = 255 * WEIGHT_UNITS    # weight x impact of a full share of 1.0
 MERGE_SHARE = 4             # a segment over a quarter of the one before is joined to it
 
-# Markup
+# Markup, Markdown, Decoding
 TAG_ATTRIBUTES_MAX = 100    # of one tag; keeps the worst page linear
 OPEN_ELEMENTS_SEEN = 512    # how far up an end tag looks for its start; browsers' depth
 CELL_CHARS_MAX = 1000       # a table with a longer cell is there for the layout
 NOTICE_CHARS_MAX = 400      # of a copyright notice, or of a title
-
-# Markdown
 INDENT_STEPS_MAX = 8        # of lists in lists: what a line can show
 LINK_CHARS_MAX = 300        # a longer address tracks or holds data
-
-# Decoding
 HEAD_BYTES = 8192           # where files say what they are
 DECODE_SAMPLE_BYTES = 1 << 16   # enough to tell Chinese from Western letters
 
-# Documents
+# Archive, Office, Sheets, Documents
+ARCHIVE_BYTES_MAX = 128 << 20   # unpacked, all that is read of one file
+ARCHIVE_MEMBERS_MAX = 20_000
+GAP_CELLS_MAX = 50          # empty cells between two of a row that are shown
+EXTRACT_CHARS_MAX = 20 << 20    # of text from a page or an Office file
 NOTEBOOK_OUTPUT_CHARS = 500     # a result or the head of a table, not a log
 
 # Answers
@@ -2276,7 +2279,7 @@ CHUNKERS = {
 }
 CHUNKER_OF_KIND = {
     **dict.fromkeys(("markdown", "html", "rst", "notebook", "docx", "pptx", "xlsx",
-                     "epub"), by_heading),
+                     "epub", "pdf"), by_heading),
     **dict.fromkeys(("code", "json", "yaml", "toml"), by_definition),
     "csv": by_row,
 }
@@ -3089,6 +3092,7 @@ def cohesion(together, first, second, total):
 ATTRIBUTE = re.compile(
     r"""([^\s=/"'<>][^\s=/<>]*)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s<>]+)))?"""
 )
+STYLE_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 UNSEEN_STYLE = re.compile(
     r"(?:^|;)\s*(?:display\s*:\s*none|visibility\s*:\s*(?:hidden|collapse)"
     r"|opacity\s*:\s*0*\.?0*\s*(?:!|;|$)|font-size\s*:\s*0[a-z%]*\s*(?:!|;|$))"
@@ -3175,22 +3179,25 @@ def fate_of(name, attributes):
     attributes  str, the text of its tag
     """
     found = attributes_of(attributes)
-    names = set(f"{found.get('class', '')} {found.get('id', '')}".lower().split())
-    style = re.sub(r"/\*.*?\*/", "", found.get("style", ""), flags=re.DOTALL).lower()
     if name in ("html", "body"):
         return ""       # hidden until a script shows them; their ends mean nothing
+    names = set(f"{found.get('class', '')} {found.get('id', '')}".lower().split())
     if (
         "hidden" in found
         or found.get("aria-hidden", "").lower() == "true"
-        or UNSEEN_STYLE.search(style)
+        or ("style" in found and _hides(found["style"]))
         or (name == "dialog" and "open" not in found)
-        or names & LINE_NUMBER_NAMES
+        or not names.isdisjoint(LINE_NUMBER_NAMES)
     ):
         return "hidden"
     for word in (name, found.get("role", "").lower(), *sorted(names & FATEFUL_NAMES)):
         if word in FATES:
             return FATES[word]
     return ""
+
+
+def _hides(style):
+    return bool(UNSEEN_STYLE.search(STYLE_COMMENT.sub("", style).lower()))
 
 
 # =============================================================================
@@ -3245,6 +3252,7 @@ class MarkupReader:
         self.chars = self.linked = 0    # characters kept: all, and inside links
         self.open = dict.fromkeys(("a", "p", "pre", "hidden", "main", "article"), 0)
         self.watched = set(EVENTS)      # names whose elements are kept on the stack
+        self.inert = set()      # tags that mean nothing here, of which code is full
         self.parts = {"main": [], "article": [], "h1": []}  # (start, end, chars)
         self.title = self.og_title = ""
         self.warnings = []
@@ -3253,18 +3261,19 @@ class MarkupReader:
 
     def _read(self, text):
         """Take the page apart."""
-        pieces = iter(TAG.split(text) + [None] * TAG_GROUPS)
+        pieces, text = iter(TAG.split(text) + [None] * TAG_GROUPS), []
         for words, raw, _, body, end, name, attributes, open_comment, open_tag in zip(
             *[pieces] * (TAG_GROUPS + 1)
         ):
             if words:
-                self._add_text(words)
+                text.append(words)
+            if name and (name, attributes) in self.inert:
+                continue
+            if text:
+                self._add_text("".join(text))
+                text.clear()
             if name:
-                name = name.lower()
-                if name[0] != "/":
-                    self._start(name, attributes)
-                elif name[1:] in self.watched or name == "/br":
-                    self._end(name[1:])
+                self._tag(name, attributes)
             elif raw:
                 self._add_raw(raw.lower(), body, end)
             elif open_comment is not None:
@@ -3311,6 +3320,15 @@ class MarkupReader:
         elif name == "hr":
             self.events += [("p", ""), ("/p", "")]
 
+    def _tag(self, name, attributes):
+        name = name.lower()
+        if name[0] != "/":
+            self._start(name, attributes)
+        elif name[1:] in self.watched or name == "/br":
+            self._end(name[1:])
+        else:
+            self.inert.add((name, attributes))
+
     def _start(self, name, attributes):
         """Open an element, after the end of those that its start tag implies."""
         if name in BLOCKS and self.open["p"]:
@@ -3323,10 +3341,13 @@ class MarkupReader:
         if name in VOID:
             self._add_void(name, attributes, fate)
             return
-        if fate:
+        if fate and name not in self.watched:
             self.watched.add(name)
-        elif name not in self.watched:
-            if name == "code" and self.open["pre"]:
+            self.inert.clear()
+        if name not in self.watched:
+            if name != "code":
+                self.inert.add((name, attributes))
+            elif self.open["pre"]:
                 self.events.append((name, attributes))
             return
         if self.tables and (name in HEADINGS or name == "table"):
@@ -3534,7 +3555,9 @@ def table_row(cells):
     'Port |  | a b'
     """
     cells = [" ".join(cell.split()) for cell in cells]
-    return " | ".join(cells).rstrip() if any(cells) else ""
+    while cells and not cells[-1]:
+        cells.pop()
+    return " | ".join(cells)
 
 
 def markdown_link(words, address):
@@ -3569,7 +3592,7 @@ class MarkdownWriter:
         self.marker = ""        # of a list item, until its first line is written
         self.quotes = 0
         self.tables = []        # open ones: is each row a line?
-        self.row = None         # finished cells of the open row
+        self.row = []           # finished cells of the open row
         self.flat = False       # in a cell or a heading, where no block may begin
         self.code = 0           # open <pre>
         self.syntax = ""
@@ -3641,7 +3664,7 @@ class MarkdownWriter:
         self.flat = self._block() or self.flat
 
     def _end_heading(self, level):
-        if self.row is None and self.flat:
+        if self.flat and not self._writes_rows():
             self.flat, self.marker = False, ""
             text = self._take().replace("\n", " ")
             if text:
@@ -3689,24 +3712,23 @@ class MarkdownWriter:
         if self._block():
             self.gap = 2
 
-    def _row(self, _):
-        self._block()
-        self._end_row()
+    def _writes_rows(self):
+        return bool(self.tables) and self.tables[-1]
 
     def _end_row(self, _=""):
-        line = table_row(self.row or [])
-        if line:
-            self._put(self._indented(line), gap=1)
-        self.row = None
+        self._block()
+        if self._writes_rows():
+            line = table_row(self.row)
+            if line:
+                self._put(self._indented(line), gap=1)
+            self.row = []
 
     def _cell(self, _):
         self._block()
-        if self.tables and self.tables[-1]:
-            self.flat = True
-            self.row = self.row or []
+        self.flat = self.flat or self._writes_rows()
 
     def _end_cell(self, _):
-        if self.tables and self.tables[-1]:
+        if self._writes_rows():
             self.flat = False
             self.row.append(self._take())
         else:
@@ -3755,8 +3777,7 @@ HANDLERS = {
     "/blockquote": MarkdownWriter._end_quote,
     "table": MarkdownWriter._table,
     "/table": MarkdownWriter._end_table,
-    "tr": MarkdownWriter._row,
-    "/tr": MarkdownWriter._row,
+    **dict.fromkeys(("tr", "/tr"), MarkdownWriter._end_row),
     **dict.fromkeys(("td", "th"), MarkdownWriter._cell),
     **dict.fromkeys(("/td", "/th"), MarkdownWriter._end_cell),
     "pre": MarkdownWriter._preformatted,
@@ -3956,12 +3977,617 @@ def looks_binary(data):
 
 
 # =============================================================================
-# 19. Documents -- bytes to title, kind and text [pure]
-#    Uses: Settings, Errors, Prose, Outline, Markdown, Decoding
+# 19. Archive -- zip files and the XML in them, within limits [pure]
+#    Uses: Settings, Errors
 # =============================================================================
 
-# A reader takes (data, name, charset) and returns (title, text, warnings).  Texts of
-# HTML, notebooks and PDF are Markdown; all others are the file's own lines.
+# Office files and e-books are zip files of XML.  Nothing is unpacked to a folder, so no
+# name in them leads anywhere; members are read in pieces that are counted, so no size
+# they declare is believed; a document type, in which entities could grow, is refused.
+
+OLE_MARK = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"     # Office before 2007, or encrypted
+
+
+class Archive:
+    """A zip file in memory; missing members are empty."""
+
+    def __init__(self, data):
+        import zipfile
+
+        if data.startswith(OLE_MARK):
+            raise SourceError(
+                "an old Office file, or one with a password: save it without, in a "
+                "format of today (.docx, .pptx, .xlsx)"
+            )
+        if data.count(b"PK\x01\x02") > ARCHIVE_MEMBERS_MAX:
+            raise SourceError(f"more than {ARCHIVE_MEMBERS_MAX} files in it")
+        with _damage_named("it"):
+            self.zip = zipfile.ZipFile(io.BytesIO(data))
+        self.names = frozenset(self.zip.namelist())
+        self.bytes_left = ARCHIVE_BYTES_MAX
+
+    def pieces(self, name):
+        """Yield the bytes of a member in pieces."""
+        if name not in self.names:
+            return
+        with _damage_named(name), self.zip.open(name) as member:
+            while piece := member.read(PIECE_BYTES):
+                self.bytes_left -= len(piece)
+                if self.bytes_left < 0:
+                    limit = ARCHIVE_BYTES_MAX >> 20
+                    raise SourceError(f"more than {limit} MiB when unpacked")
+                yield piece
+
+    def read(self, name):
+        """Return the bytes of a member."""
+        return b"".join(self.pieces(name))
+
+    def xml(self, name):
+        """Yield the events of an XML member, in the form that pages have.
+
+        ("p", {attributes}), ("", text) and ("/p", {}); names are without namespaces;
+        only an attribute that names a relationship has an r: before it.
+        """
+        from xml.parsers import expat
+
+        parser, events, names = expat.ParserCreate(None, " "), [], _LocalNames()
+        parser.buffer_text = True
+        parser.StartDoctypeDeclHandler = _refuse_doctype
+        parser.StartElementHandler = lambda tag, attributes: events.append(
+            (names[tag], {names[key]: attributes[key] for key in attributes})
+        )
+        parser.EndElementHandler = lambda tag: events.append(("/" + names[tag], {}))
+        parser.CharacterDataHandler = lambda text: events.append(("", text))
+        with _damage_named(name):
+            for piece in self.pieces(name):
+                parser.Parse(piece)
+                yield from events
+                events.clear()
+
+    def links(self, part):
+        """Return the relationships of a part: {id: (type, target)}.
+
+        target  a member's name, or the address of what is outside
+        """
+        folder, base = posixpath.split(part)
+        links = {}
+        for name, found in self.xml(posixpath.join(folder, "_rels", base + ".rels")):
+            if name == "Relationship":
+                target = found.get("Target", "")
+                if found.get("TargetMode") != "External":
+                    target = member_name(folder, target)
+                kind = found.get("Type", "").rpartition("/")[2]
+                links[found.get("Id")] = kind, target
+        return links
+
+    def main_part(self):
+        """Return the name of the part that an Office file begins with."""
+        for kind, target in self.links("").values():
+            if kind == "officeDocument" and target in self.names:
+                return target
+        raise SourceError("damaged, or not what its name says: no main part in it")
+
+
+def member_name(folder, target):
+    """Return the member that a path means which stands in a file of the folder.
+
+    >>> member_name("ppt/slides", "../media/a.png"), member_name("ppt", "/ppt/b.xml")
+    ('ppt/media/a.png', 'ppt/b.xml')
+    """
+    return posixpath.normpath(posixpath.join("/", folder, target)).lstrip("/")
+
+
+def check_text_size(chars):
+    """Raise SourceError for a text that is longer than one document may be."""
+    if chars > EXTRACT_CHARS_MAX:
+        raise SourceError(f"more than {EXTRACT_CHARS_MAX >> 20} MiB of text in it")
+
+
+def _refuse_doctype(*_):
+    raise SourceError("an XML document type in it, which no such file needs")
+
+
+class _LocalNames(dict):
+    """Names as the parser gives them, "namespace name", to names without."""
+
+    def __missing__(self, key):
+        namespace, _, name = key.rpartition(" ")
+        linked = namespace.endswith("/relationships") and "officeDocument" in namespace
+        self[key] = "r:" + name if linked else name
+        return self[key]
+
+
+@contextlib.contextmanager
+def _damage_named(what):
+    """Turn what the standard library raises over a damaged file into one sentence."""
+    import zipfile
+    from xml.parsers import expat
+
+    try:
+        yield
+    # RuntimeError: a password, a way to pack that Python cannot undo.
+    except (zipfile.BadZipFile, expat.ExpatError, zlib.error, struct.error, EOFError,
+            OSError, RuntimeError, ValueError, LookupError, OverflowError) as error:
+        reason = f"damaged, or not what its name says: {what}: {error}"
+        raise SourceError(reason) from error
+
+
+# =============================================================================
+# 20. Office -- Word and PowerPoint files and e-books to Markdown [pure]
+#    Uses: Settings, Markdown, Archive
+# =============================================================================
+
+# Word and PowerPoint files become events such as pages have, so that one writer makes
+# the Markdown of all.  Source: ECMA-376 part 1, chapters 17 (Word) and 19, 21 (slides).
+
+HEADING_STYLE = re.compile(r"(?:heading|标题|標題)\s*([1-9])$", re.IGNORECASE)
+CONTENTS_STYLE = re.compile(r"(?:toc|目录|目錄)\s*\d$", re.IGNORECASE)
+STYLE_KEYS = frozenset(("name", "basedOn", "outlineLvl", "numId"))
+NO = frozenset(("0", "false", "off"))
+NO_NUMBERS = frozenset(("bullet", "none"))
+# Text that was moved or deleted, field codes, and drawings said a second time.
+WORD_SKIPPED = frozenset(("Fallback", "moveFrom", "del", "instrText", "delText"))
+SLIDE_TITLES = frozenset(("title", "ctrTitle"))
+SLIDE_BODIES = frozenset(("body", "obj"))
+SLIDE_SKIPPED = frozenset(("sldNum", "dt", "ftr", "hdr", "sldImg"))
+STYLE_PARENTS_MAX = 10      # styles may be based on each other in a ring
+OUTLINE_LEVELS = frozenset("012345678")
+WORD_SIGNS = {
+    "tab": ("", "\t"), "br": ("br", ""), "cr": ("br", ""), "noBreakHyphen": ("", "-"),
+}
+TABLE_EVENTS = {"tbl": "table", "tr": "tr", "tc": "td"}
+
+
+class Nesting:
+    """Turns items, each at a depth of its own, into lists in lists."""
+
+    def __init__(self):
+        self.open = []      # (tag, key) of the open lists
+
+    def item(self, depth, events, tag="ul", key="", start=1):
+        """Return the events of an item, after those that close and open lists.
+
+        key    what tells its list from others at the same depth
+        start  the number of the item, should its list begin here
+        """
+        depth = min(depth, INDENT_STEPS_MAX)
+        moves = []
+        while len(self.open) > depth or (
+            len(self.open) == depth and self.open[-1] != (tag, key)
+        ):
+            moves.append(("/" + self.open.pop()[0], ""))
+        while len(self.open) < depth:
+            inner = len(self.open) + 1 == depth
+            self.open.append((tag, key) if inner else ("ul", ""))
+            moves.append((self.open[-1][0], f'start="{start}"' if inner else ""))
+        return [*moves, ("li", ""), *events, ("/li", "")]
+
+    def end(self):
+        """Return the events that close all lists."""
+        moves = [("/" + tag, "") for tag, _ in reversed(self.open)]
+        self.open = []
+        return moves
+
+
+def _tagged(tag, events):
+    return [(tag, ""), *events, ("/" + tag, "")]
+
+
+def _has_words(events):
+    return any(not name and words.strip() for name, words in events)
+
+
+def _link_start(address):
+    from html import escape
+
+    return "a", f'href="{escape(address)}"'
+
+
+def read_docx(data, _=""):
+    """Return (title, Markdown text, warnings) of a Word file."""
+    archive = Archive(data)
+    part = archive.main_part()
+    word, writer = WordReader(archive, part), MarkdownWriter()
+    text = writer.write(word.events())
+    title = writer.headings[min(writer.headings)] if writer.headings else ""
+    return title or core_title(archive), text, []
+
+
+def core_title(archive):
+    """Return the title among the properties of an Office file, or ""."""
+    for kind, target in archive.links("").values():
+        if kind == "core-properties":
+            inside = False
+            for name, words in archive.xml(target):
+                if not name and inside:
+                    return words.strip()
+                inside = name == "title"
+    return ""
+
+
+class WordReader:
+    """Yields the events of a Word file; what a paragraph is, shows when it ends."""
+
+    def __init__(self, archive, part):
+        self.archive, self.part = archive, part
+        self.links = archive.links(part)
+        self.parts = {kind: target for kind, target in self.links.values()}
+        self.styles = self._read_styles()
+        self.formats = self._read_formats()
+        self.paragraphs = []    # open ones: text boxes hold paragraphs inside one
+        self.nesting, self.numbers = Nesting(), {}
+        self.note = ""          # the mark of a footnote before its first paragraph
+
+    def _read_styles(self):
+        """Return {style id: {one of STYLE_KEYS: value}}."""
+        styles, style = {}, {}
+        for name, found in self.archive.xml(self.parts.get("styles", "")):
+            if name == "style":
+                style = styles.setdefault(found.get("styleId"), {})
+            elif name in STYLE_KEYS:
+                style.setdefault(name, found.get("val", ""))
+        return styles
+
+    def _read_formats(self):
+        """Return {(list id, level): how its items are numbered}."""
+        formats, lists, at, level, list_id = {}, {}, "", "", None
+        for name, found in self.archive.xml(self.parts.get("numbering", "")):
+            if name == "abstractNum":
+                at, list_id = found.get("abstractNumId"), None
+            elif name == "num":
+                list_id = found.get("numId")
+            elif name == "lvl":
+                level = found.get("ilvl")
+            elif name == "numFmt" and list_id is None:
+                formats[at, level] = found.get("val")
+            elif name == "abstractNumId" and list_id is not None:
+                lists[list_id] = found.get("val")
+        return {
+            (list_id, level): form
+            for list_id, kind in lists.items()
+            for (at, level), form in formats.items()
+            if at == kind
+        }
+
+    def _of_style(self, style, key):
+        """Return what a style and those it is based on say, the nearest first."""
+        values = []
+        for _ in range(STYLE_PARENTS_MAX):
+            found = self.styles.get(style, {})
+            values.append(found.get(key, ""))
+            style = found.get("basedOn")
+        return list(filter(None, values)) or [""]
+
+    def events(self):
+        """Yield the events of the text, then those of its notes."""
+        notes = (self.parts.get(kind, "") for kind in ("footnotes", "endnotes"))
+        for part in (self.part, *notes):
+            yield from self._part_events(part)
+            yield from self.nesting.end()
+
+    def _part_events(self, part):
+        skipped, in_run, hidden, in_text = 0, False, False, False
+        for name, value in self.archive.xml(part):
+            bare = name.lstrip("/")
+            if bare in WORD_SKIPPED:
+                skipped += 1 if name == bare else -1
+            elif skipped:
+                continue
+            elif bare in TABLE_EVENTS:
+                yield from self.nesting.end()
+                yield name.replace(bare, TABLE_EVENTS[bare]), ""
+            elif name == "p":
+                self.paragraphs.append({"events": []})
+            elif name in ("footnote", "endnote"):
+                self.note = f"[^{value.get('id')}]: "
+            elif not self.paragraphs:
+                continue
+            elif name == "/p":
+                yield from self._finished(self.paragraphs.pop())
+            elif name == "r" or name == "/r":
+                in_run, hidden = name == "r", False
+            elif name == "vanish":
+                hidden = in_run and value.get("val") not in NO
+            elif bare == "t":
+                in_text = name == "t" and not hidden
+            elif name or in_text:
+                self._add(name, value, in_run)
+
+    def _add(self, name, value, in_run):
+        """Add to the open paragraph."""
+        paragraph = self.paragraphs[-1]
+        events = paragraph["events"]
+        if not name:
+            events.append(("", value))
+        elif name in ("pStyle", "outlineLvl", "numId", "ilvl"):
+            paragraph.setdefault(name, value.get("val", ""))
+        elif name == "hyperlink":
+            target = self.links.get(value.get("r:id"), ("", ""))[1]
+            events.append(_link_start(target))
+        elif name == "/hyperlink":
+            events.append(("/a", ""))
+        elif name in ("footnoteReference", "endnoteReference"):
+            events.append(("", f"[^{value.get('id')}]"))
+        elif in_run and name in WORD_SIGNS:
+            events.append(WORD_SIGNS[name])
+
+    def _finished(self, paragraph):
+        """Return the events of a paragraph that has ended."""
+        events, style = paragraph["events"], paragraph.get("pStyle", "")
+        is_contents = CONTENTS_STYLE.match(self._of_style(style, "name")[0])
+        if is_contents or not _has_words(events):
+            return []
+        if self.note:
+            events.insert(0, ("", self.note))
+            self.note = ""
+        level = self._heading_level(paragraph, style)
+        if level:
+            return self.nesting.end() + _tagged(f"h{min(level, 6)}", events)
+        list_id = paragraph.get("numId") or self._of_style(style, "numId")[0]
+        if list_id in ("", "0"):
+            return self.nesting.end() + _tagged("p", events)
+        return self._list_item(list_id, paragraph.get("ilvl", "0"), events)
+
+    def _heading_level(self, paragraph, style):
+        """Return the level of a heading from 1, 0 for all else."""
+        outline = paragraph.get("outlineLvl") or self._of_style(style, "outlineLvl")[0]
+        if outline in OUTLINE_LEVELS:
+            return int(outline) + 1
+        names = self._of_style(style, "name")
+        levels = [int(match[1]) for match in map(HEADING_STYLE.match, names) if match]
+        return levels[0] if levels else int(names[0].lower() == "title")
+
+    def _list_item(self, list_id, level, events):
+        level = int(level) if level in OUTLINE_LEVELS else 0
+        numbers = self.numbers.setdefault(list_id, [0] * len(OUTLINE_LEVELS))
+        numbers[level] += 1
+        numbers[level + 1 :] = [0] * (len(OUTLINE_LEVELS) - level - 1)
+        bulleted = self.formats.get((list_id, str(level)), "bullet") in NO_NUMBERS
+        tag = "ul" if bulleted else "ol"
+        return self.nesting.item(level + 1, events, tag, list_id, numbers[level])
+
+
+def read_pptx(data, _=""):
+    """Return (title, Markdown text, warnings) of a PowerPoint file."""
+    archive = Archive(data)
+    deck = archive.main_part()
+    links, writer = archive.links(deck), MarkdownWriter()
+    slides = [
+        links[found["r:id"]][1]
+        for name, found in archive.xml(deck)
+        if name == "sldId" and found.get("r:id") in links
+    ]
+    text = writer.write(
+        event
+        for number, part in enumerate(slides, 1)
+        for event in _slide_events(archive, part, number)
+    )
+    return core_title(archive) or writer.headings.get(1, ""), text, []
+
+
+def _slide_events(archive, part, number):
+    """Return the events of a slide: its title, its text, what its speaker notes say."""
+    title, body = _shape_events(archive, part)
+    colon = ": " if title else ""
+    events = _tagged("h2", [("", f"Slide {number}{colon}"), *title]) + body
+    for kind, target in archive.links(part).values():
+        if kind == "notesSlide":
+            notes = _shape_events(archive, target, list_places=())[1]
+            if _has_words(notes):
+                events += [*_tagged("p", [("", "Notes:")]), *notes]
+    return events
+
+
+def _shape_events(archive, part, list_places=SLIDE_BODIES):
+    """Return the events of the title and those of all other shapes of a slide.
+
+    list_places  the placeholders whose paragraphs are list items
+    """
+    links, nesting = archive.links(part), Nesting()
+    title, body, paragraph = [], [], []
+    place, depth, in_text, linked = "", 0, False, False
+    for name, value in archive.xml(part):
+        bare = name.lstrip("/")
+        if bare in TABLE_EVENTS:
+            body += [*nesting.end(), (name.replace(bare, TABLE_EVENTS[bare]), "")]
+        elif name in ("sp", "graphicFrame"):
+            place = ""
+        elif name == "ph":
+            place = value.get("type", "obj")
+        elif name == "p":
+            paragraph, depth = [], int(place in list_places)
+        elif name == "pPr" and value.get("lvl") in OUTLINE_LEVELS:
+            depth = depth and int(value["lvl"]) + 1
+        elif name == "buNone":
+            depth = 0
+        elif name in ("buChar", "buAutoNum"):
+            depth = depth or 1
+        elif name == "hlinkClick" and not linked:
+            linked = True
+            paragraph.append(_link_start(links.get(value.get("r:id"), ("", ""))[1]))
+        elif name == "/r" and linked:
+            linked = False
+            paragraph.append(("/a", ""))
+        elif name == "br":
+            paragraph.append(("br", ""))
+        elif bare == "t":
+            in_text = name == "t"
+        elif not name and in_text:
+            paragraph.append(("", value))
+        elif name == "/p" and _has_words(paragraph) and place not in SLIDE_SKIPPED:
+            if place in SLIDE_TITLES:
+                title += [*paragraph, ("", " ")]
+            elif depth:
+                body += nesting.item(depth, paragraph)
+            else:
+                body += [*nesting.end(), *_tagged("p", paragraph)]
+    return title, body + nesting.end()
+
+
+# =============================================================================
+# 21. Sheets -- Excel files to Markdown [pure]
+#    Uses: Settings, Markdown, Archive, Office
+# =============================================================================
+
+# A sheet is a heading, then a line for each row that holds anything.  Source: ECMA-376
+# part 1, chapter 18; the numbers of built-in date formats stand in 18.8.30.
+
+DATE_FORMATS = frozenset(map(str, [*range(14, 23), *range(27, 37), *range(45, 48),
+                                   *range(50, 59)]))
+COLUMN = re.compile("[A-Z]{0,3}")
+DAYS_TO_1904 = 1462         # from the day that most Excel files count from
+VALUE_ENDS = {"v": True, "t": True, "/v": False, "/t": False}
+FORMAT_WORDS = re.compile(r'"[^"]*"|\\.|_.|\*.|\[[^\]]*\]')    # what no value goes into
+
+
+def read_xlsx(data, _=""):
+    """Return (title, Markdown text, warnings) of an Excel file, less hidden sheets."""
+    archive = Archive(data)
+    book = archive.main_part()
+    links = archive.links(book)
+    parts = {kind: target for kind, target in links.values()}
+    sheets, hidden, epoch_days = [], [], 0
+    for name, found in archive.xml(book):
+        if name == "sheet" and found.get("state", "visible") != "visible":
+            hidden.append(found.get("name", ""))
+        elif name == "sheet" and found.get("r:id") in links:
+            sheets.append((found.get("name", ""), links[found["r:id"]][1]))
+        elif name == "workbookPr" and found.get("date1904") in ("1", "true"):
+            epoch_days = DAYS_TO_1904
+    strings = _shared_strings(archive, parts.get("sharedStrings", ""))
+    dated = _dated_styles(archive, parts.get("styles", ""))
+    blocks, chars = [], 0
+    for title, part in sheets:
+        lines = [""]
+        for cells in _rows(archive, part, strings, dated, epoch_days):
+            line = as_words(table_row(cells))
+            if line or lines[-1]:
+                lines.append(line)
+                chars += len(line)
+            check_text_size(chars)
+        if any(lines):
+            blocks += [f"# {title}", "\n".join(lines).strip("\n")]
+    warnings = [f"hidden sheets are left out: {', '.join(hidden)}"] if hidden else []
+    return core_title(archive), "\n\n".join(blocks), warnings
+
+
+def _shared_strings(archive, part):
+    """Return the texts that cells name by number, without how they are read aloud."""
+    strings, pieces, aloud, in_text = [], [], False, False
+    for name, value in archive.xml(part):
+        if name == "si":
+            pieces = []
+        elif name == "/si":
+            strings.append("".join(pieces))
+        elif name in ("rPh", "/rPh"):
+            aloud = name == "rPh"
+        elif name in ("t", "/t"):
+            in_text = name == "t" and not aloud
+        elif not name and in_text:
+            pieces.append(value)
+    return strings
+
+
+def _dated_styles(archive, part):
+    """Return, for each cell style in order, whether it shows numbers as dates."""
+    codes, dated, in_cells = {}, [], False
+    for name, found in archive.xml(part):
+        if name == "numFmt":
+            codes[found.get("numFmtId")] = found.get("formatCode", "")
+        elif name in ("cellXfs", "/cellXfs"):
+            in_cells = name == "cellXfs"
+        elif name == "xf" and in_cells:
+            form = found.get("numFmtId", "")
+            dated.append(form in DATE_FORMATS or is_date_format(codes.get(form, "")))
+    return dated
+
+
+def is_date_format(code):
+    """Tell whether a number format shows a date or a time of day.
+
+    >>> [is_date_format(code) for code in ('yyyy"年"m"月"', "#,##0.00", "[Red]0", "h:mm")]
+    [True, False, False, True]
+    """
+    return bool(re.search("[ymdhs]", FORMAT_WORDS.sub("", code).lower()))
+
+
+def _rows(archive, part, strings, dated, epoch_days):
+    """Yield the cells of each row of a sheet as texts, empty ones between them."""
+    cells, cell, pieces, in_value = [], {}, [], False
+    for name, value in archive.xml(part):
+        if not name:
+            if in_value:
+                pieces.append(value)
+        elif name in VALUE_ENDS:
+            in_value = VALUE_ENDS[name]
+        elif name == "c":
+            gap = column_of(value.get("r", "")) - len(cells)
+            cells += [""] * min(gap, GAP_CELLS_MAX)
+            cell, pieces = value, []
+        elif name == "/c":
+            words, kind, style = "".join(pieces), cell.get("t", "n"), cell.get("s", "")
+            if kind == "s":
+                known = words.isdecimal() and int(words) < len(strings)
+                words = strings[int(words)] if known else ""
+            elif kind == "b":
+                words = "TRUE" if words == "1" else "FALSE"
+            elif kind == "n":
+                known = style.isdecimal() and int(style) < len(dated)
+                words = number_text(words, known and dated[int(style)], epoch_days)
+            cells.append(words)
+        elif name == "row":
+            cells = []
+        elif name == "/row":
+            yield cells
+
+
+def column_of(cell):
+    """Return the column of a cell's name from 0, -1 where it has none.
+
+    >>> [column_of(cell) for cell in ("A1", "AB12", "")]
+    [0, 27, -1]
+    """
+    index = 0
+    for letter in COLUMN.match(cell)[0]:
+        index = index * 26 + ord(letter) - ord("A") + 1
+    return index - 1
+
+
+def number_text(words, is_date=False, epoch_days=0):
+    """Return the number in a cell as people write it.
+
+    >>> number_text("0.30000000000000004"), number_text("45292.5", is_date=True)
+    ('0.3', '2024-01-01 12:00')
+    """
+    if not is_date and words.isdecimal():
+        return words
+    from datetime import datetime, timedelta
+
+    try:
+        number = float(words)
+        if not is_date:
+            return format(number, ".15g")
+        seconds = timedelta(seconds=round((number + epoch_days) * 86400))
+        moment = datetime(1899, 12, 30) + seconds
+    except (ValueError, OverflowError):
+        return words
+    clock = moment.time().isoformat("seconds" if moment.second else "minutes")
+    if number < 1:
+        return clock
+    return f"{moment.date()} {clock}" if seconds.seconds else str(moment.date())
+
+
+# =============================================================================
+# 22. Documents -- bytes to title, kind and text [pure]
+#    Uses: Settings, Errors, Prose, Outline, Markdown, Decoding, Archive, Office, Sheets
+# =============================================================================
+
+# A reader takes (data, charset) and returns (title, text, warnings).  Of MARKDOWN_KINDS
+# the text is made, as Markdown; of all others it is the file's own lines.
+
+MARKDOWN_KINDS = frozenset(
+    ("html", "notebook", "pdf", "docx", "pptx", "xlsx", "epub")
+)
 
 SUFFIXES = {
     "html": "html htm xhtml shtml",
@@ -3973,6 +4599,10 @@ SUFFIXES = {
     "yaml": "yaml yml",
     "toml": "toml",
     "pdf": "pdf",
+    "docx": "docx docm dotx",
+    "pptx": "pptx pptm ppsx",
+    "xlsx": "xlsx xlsm xltx",
+    "epub": "epub",
     "text": "txt text log adoc asciidoc org tex ini cfg conf properties srt vtt",
     "code": """
         py pyi pyw pyx js mjs cjs jsx ts mts tsx java kt kts scala groovy gradle c h cc
@@ -4000,6 +4630,7 @@ KIND_OF_MEDIA = {
     "application/json": "json",
     "application/toml": "toml",
     "application/x-ipynb+json": "notebook",
+    "application/epub+zip": "epub",
     "application/pdf": "pdf",
     "text/x-pdftotext": "pdf",
 }
@@ -4008,6 +4639,18 @@ VAGUE_MEDIA = frozenset((
     "", "text/plain", "application/octet-stream", "binary/octet-stream",
     "application/json", "application/zip", "application/x-zip-compressed",
 ))
+OFFICE_MEDIA = re.compile(
+    r"application/vnd\.openxmlformats-officedocument\.(word|presentation|spreadsheet)"
+)
+OFFICE_KINDS = {"word": "docx", "presentation": "pptx", "spreadsheet": "xlsx"}
+# A member by which to know a zip file that has no other name.
+PACKED_KINDS = {
+    "word/_rels/document.xml.rels": "docx",
+    "ppt/presentation.xml": "pptx",
+    "xl/workbook.xml": "xlsx",
+    "META-INF/container.xml": "epub",
+}
+PACKED_MARKS = (b"PK\x03\x04", OLE_MARK)
 PDFTOTEXT_MEDIA = "text/x-pdftotext"    # a PDF whose text the caller has taken out
 TEXT_MEDIA = re.compile(r"text/|.*[/+](?:x-)?(?:json|xml|javascript|ecmascript|sh)$")
 LOOKS_LIKE_HTML = re.compile(
@@ -4062,10 +4705,10 @@ def base_name(name):
     ('中.html', 'x.org')
     """
     if re.match(r"https?://", name, re.IGNORECASE):
-        from urllib.parse import unquote, urlsplit
+        from urllib.parse import unquote
 
-        parts = urlsplit(name)
-        name = unquote(parts.path).strip("/") or parts.netloc
+        host, _, path = re.split("[?#]", name.split("://", 1)[1])[0].partition("/")
+        name = unquote(path).strip("/") or host
     return re.split(r"[/\\]", name.rstrip("/\\"))[-1]
 
 
@@ -4083,14 +4726,16 @@ def read_document(data, name, content_type="", charset=""):
     if not data.strip():
         raise SkipError("it is empty: nothing to index")
     kind = _kind_for(data, name, content_type)
-    if looks_binary(data):
+    if kind not in PACKED_KINDS.values() and looks_binary(data):
         raise SkipError("it looks binary, not like text")
     declared = re.search(r"charset\s*=\s*[\"']?([\w.:-]+)", content_type, re.IGNORECASE)
     title, text, warnings = READERS[kind](data, charset or (declared or ("", ""))[1])
     if not re.search(r"[^\W_]", text):
         raise SkipError("there are no words in it: nothing to index")
-    warnings = tuple(warning for warning in warnings if warning)
-    return Parsed(title or base_name(name), kind, text, warnings)
+    if kind in MARKDOWN_KINDS:
+        check_text_size(len(text))
+    title = clean_text(title) or base_name(name)
+    return Parsed(title, kind, clean_text(text), tuple(filter(None, warnings)))
 
 
 def _kind_for(data, name, content_type):
@@ -4098,7 +4743,8 @@ def _kind_for(data, name, content_type):
     media = content_type.partition(";")[0].strip().lower()
     if media == PDFTOTEXT_MEDIA:
         return "pdf"
-    kind = KIND_OF_MEDIA.get(media, "")
+    office = OFFICE_MEDIA.match(media)
+    kind = OFFICE_KINDS[office[1]] if office else KIND_OF_MEDIA.get(media, "")
     if media in VAGUE_MEDIA:
         kind = _known_kind(name) or kind
     if kind == "pdf" or data.startswith(b"%PDF-"):
@@ -4106,6 +4752,9 @@ def _kind_for(data, name, content_type):
             "a PDF is read through pdftotext, which was not found: "
             "install poppler-utils, or save the PDF as text"
         )
+    if not kind and data.startswith(PACKED_MARKS):
+        names = Archive(data).names
+        kind = next((kind for name, kind in PACKED_KINDS.items() if name in names), "")
     if kind:
         return kind
     if LOOKS_LIKE_HTML.match(data[:HEAD_BYTES]):
@@ -4152,6 +4801,48 @@ def _read_pdf_text(data, charset):
     return "", "\n\n".join(pages), [warning]
 
 
+def _read_epub(data, _):
+    """Read an e-book: the Markdown of its chapters, in order."""
+    archive = Archive(data)
+    container = archive.xml("META-INF/container.xml")
+    parts = [found["full-path"] for _, found in container if "full-path" in found]
+    title, chapters = _read_package(archive, parts[0] if parts else "")
+    blocks, warnings = [], {}
+    for chapter in chapters:
+        page = archive.read(chapter)
+        if looks_binary(page):
+            raise SourceError("it is encrypted, for the program that sold it alone")
+        page, warning = decode(page)
+        heading, text, found = html_to_markdown(page)
+        if text and heading and not text.startswith("#"):
+            text = f"# {heading}\n\n{text}"
+        blocks.append(text)
+        warnings.update(dict.fromkeys([warning, *found]))
+    lost = len(set(chapters) - archive.names)
+    warnings[f"{lost} of its chapters are missing" if lost else ""] = None
+    return title, "\n\n".join(filter(None, blocks)), list(warnings)
+
+
+def _read_package(archive, part):
+    """Return the title of an e-book and the members of its chapters, each once."""
+    from urllib.parse import unquote
+
+    title, members, chapters, in_title = "", {}, {}, False
+    for name, value in archive.xml(part):
+        if name == "item" and "nav" not in value.get("properties", "").split():
+            href = unquote(value.get("href", ""))
+            members[value.get("id")] = member_name(posixpath.dirname(part), href)
+        elif name == "itemref" and value.get("idref") in members:
+            chapters[members[value["idref"]]] = None
+        elif not name and in_title and not title:
+            title = value.strip()
+        elif name:
+            in_title = name == "title"
+    if not chapters:
+        raise SourceError("damaged, or no e-book: no chapters in it")
+    return title, list(chapters)
+
+
 def _read_notebook(data, charset):
     """Read a Jupyter notebook as Markdown: code between fences, outputs shortened."""
     text, warning = decode(data, charset)
@@ -4192,6 +4883,10 @@ def _cell_blocks(cell, syntax):
 
 
 READERS = {
+    "docx": read_docx,
+    "pptx": read_pptx,
+    "xlsx": read_xlsx,
+    "epub": _read_epub,
     "html": _read_html,
     "markdown": _read_markdown,
     "rst": _read_rst,
@@ -4202,7 +4897,7 @@ READERS = {
 
 
 # =============================================================================
-# 20. Excerpts -- what of a hit can be shown: sentences, rows, lines of code [pure]
+# 23. Excerpts -- what of a hit can be shown: sentences, rows, lines of code [pure]
 #    Uses: Settings, Text, Prose, Outline, Ranking
 # =============================================================================
 
@@ -4402,7 +5097,7 @@ def _is_open(text):
 
 
 # =============================================================================
-# 21. Answers -- numbered sources, extractive answers, refusals [pure]
+# 24. Answers -- numbered sources, extractive answers, refusals [pure]
 #    Uses: Settings, Lists, Text, Prose, Ranking, Excerpts
 # =============================================================================
 
@@ -4621,7 +5316,7 @@ def narrow(hit, start, end):
 
 
 # =============================================================================
-# 22. Metrics -- how good a ranking is, by what people judged [pure]
+# 25. Metrics -- how good a ranking is, by what people judged [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -4697,7 +5392,7 @@ def mean_of(rows):
 
 
 # =============================================================================
-# 23. Golden -- cases with an expectation, judged without a model [pure]
+# 26. Golden -- cases with an expectation, judged without a model [pure]
 #    Uses: Settings, Errors, Text, Prose
 # =============================================================================
 
@@ -4880,7 +5575,7 @@ def regressions(before, now):
 
 
 # =============================================================================
-# 24. Plots -- figures as one page: a table, and bars drawn in SVG [pure]
+# 27. Plots -- figures as one page: a table, and bars drawn in SVG [pure]
 #    Uses: Prose
 # =============================================================================
 
@@ -4994,7 +5689,7 @@ def _bar(y, setting, value, colour):
 
 
 # =============================================================================
-# 25. Protocol -- the OpenAI wire format: messages, calls, requests, errors [pure]
+# 28. Protocol -- the OpenAI wire format: messages, calls, requests, errors [pure]
 #    Uses: Settings, Prose
 # =============================================================================
 
@@ -5262,7 +5957,7 @@ def _wire_name(name):
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64] or "unknown"
 
 # =============================================================================
-# 26. Stream -- server-sent events, and thoughts in the text, cut anywhere [pure]
+# 29. Stream -- server-sent events, and thoughts in the text, cut anywhere [pure]
 #    Uses: Settings
 # =============================================================================
 
@@ -5421,7 +6116,7 @@ def _hold_back(text):
 
 
 # =============================================================================
-# 27. Deltas -- what the chunks of one answer add up to [pure]
+# 30. Deltas -- what the chunks of one answer add up to [pure]
 #    Uses: Settings, Lists, Errors, Prose, Protocol, Stream
 # =============================================================================
 
@@ -5675,7 +6370,7 @@ def _chunk_of(event, data):
 
 
 # =============================================================================
-# 28. Context -- what a model is told, within a budget [pure]
+# 31. Context -- what a model is told, within a budget [pure]
 #    Uses: Settings, Text, Prose, Ranking, Answers, Protocol
 # =============================================================================
 
@@ -6006,7 +6701,7 @@ def without_calls(messages):
 
 
 # =============================================================================
-# 29. Permissions -- (rules, call) to allow, ask or deny [pure]
+# 32. Permissions -- (rules, call) to allow, ask or deny [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -6115,7 +6810,7 @@ def with_rule(config, project, rule):
 
 
 # =============================================================================
-# 30. Paths -- ignore rules, secret names, confinement below a root [pure]
+# 33. Paths -- ignore rules, secret names, confinement below a root [pure]
 #    Uses: Settings, Lists, Errors
 # =============================================================================
 
@@ -6363,7 +7058,7 @@ def _names(path, flavour):
 
 
 # =============================================================================
-# 31. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
+# 34. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
 #    Uses: Settings, Lists, Errors
 # =============================================================================
 
@@ -6527,7 +7222,7 @@ def masked(text, secrets):
 
 
 # =============================================================================
-# 32. Files -- reading, atomic writes and locks
+# 35. Files -- reading, atomic writes and locks
 #    Uses: Settings, Errors
 # =============================================================================
 
@@ -6828,7 +7523,7 @@ def make_home(home):
 
 
 # =============================================================================
-# 33. Folders -- walking, the home of a knowledge base, configuration
+# 36. Folders -- walking, the home of a knowledge base, configuration
 #    Uses: Settings, Lists, Errors, Prose, Paths, Files
 # =============================================================================
 
@@ -7178,7 +7873,7 @@ def change_config(environ, change):
 
 
 # =============================================================================
-# 34. Network -- how this machine reaches others: proxies and certificates
+# 37. Network -- how this machine reaches others: proxies and certificates
 #    Uses: Settings, Errors, Addresses
 # =============================================================================
 
@@ -7283,7 +7978,7 @@ def tls_context(network):
 
 
 # =============================================================================
-# 35. Http -- the only section that opens connections
+# 38. Http -- the only section that opens connections
 #    Uses: Settings, Errors, Addresses, Network
 # =============================================================================
 
@@ -7632,7 +8327,7 @@ def _network_error(error, url, limits, variable):
 
 
 # =============================================================================
-# 36. Pages -- one web page, its redirects checked at every step
+# 39. Pages -- one web page, its redirects checked at every step
 #    Uses: Settings, Errors, Addresses, Network, Http
 # =============================================================================
 
@@ -7718,7 +8413,7 @@ def _page(reply):
 
 
 # =============================================================================
-# 37. Sources -- path, folder, glob, URL or standard input to raw documents
+# 40. Sources -- path, folder, glob, URL or standard input to raw documents
 #    Uses: Settings, Errors, Decoding, Documents, Addresses, Files, Folders, Pages
 # =============================================================================
 
@@ -8038,7 +8733,7 @@ def _run_on(data, command, timeout_s):
 
 
 # =============================================================================
-# 38. Format -- the bytes of knowledge.json, a document a line [pure]
+# 41. Format -- the bytes of knowledge.json, a document a line [pure]
 #    Uses: Settings, Errors, Chunks, Documents
 # =============================================================================
 
@@ -8150,7 +8845,7 @@ def line_digest(line):
 
 
 # =============================================================================
-# 39. Store -- knowledge.json, and the index derived from it
+# 42. Store -- knowledge.json, and the index derived from it
 #    Uses: Settings, Errors, Chunks, Sealed, Segments, Ranking, Files, Format
 # =============================================================================
 
@@ -8494,7 +9189,7 @@ def mapped(path):
 
 
 # =============================================================================
-# 40. Knowledge -- the documents and their index
+# 43. Knowledge -- the documents and their index
 #    Uses: Settings, Errors, Chunks, Sealed, Ranking, Documents, Files, Folders, Store
 # =============================================================================
 
@@ -8801,7 +9496,7 @@ def root_of(home):
 
 
 # =============================================================================
-# 41. Ingest -- plan, ask, add, sync and remove
+# 44. Ingest -- plan, ask, add, sync and remove
 #    Uses: Settings, Errors, Prose, Chunks, Documents, Folders, Sources
 # =============================================================================
 
@@ -9026,7 +9721,7 @@ def missing_anchor(knowledge, source):
 
 
 # =============================================================================
-# 42. Memory -- long-term facts and the working memory
+# 45. Memory -- long-term facts and the working memory
 #    Uses: Settings, Errors, Text, Prose, Chunks, Ranking, Files
 # =============================================================================
 
@@ -9251,7 +9946,7 @@ def _note_key(kind, text):
 
 
 # =============================================================================
-# 43. Conversation -- what was said, shown and noted, and where it is kept
+# 46. Conversation -- what was said, shown and noted, and where it is kept
 #    Uses: Settings, Errors, Prose, Ranking, Protocol, Context, Files, Memory
 # =============================================================================
 
@@ -9382,7 +10077,7 @@ def conversation_names(folder):
 
 
 # =============================================================================
-# 44. Model -- chat completions: retries, what a server takes, errors as sentences
+# 47. Model -- chat completions: retries, what a server takes, errors as sentences
 #    Uses: Settings, Errors, Prose, Protocol, Deltas, Addresses, Network, Http
 # =============================================================================
 
@@ -9718,7 +10413,7 @@ def retry_wait_s(headers, number, now_s, chance=None):
 
 
 # =============================================================================
-# 45. Reach -- what may be read below the root, and by which programs
+# 48. Reach -- what may be read below the root, and by which programs
 #    Uses: Settings, Errors, Prose, Documents, Files, Folders, Pages, Sources
 # =============================================================================
 
@@ -9853,7 +10548,7 @@ def run_quietly(command, folder, timeout_s=GIT_TIMEOUT_S):
 
 
 # =============================================================================
-# 46. Lookup -- the tools that read: documents, files, history
+# 49. Lookup -- the tools that read: documents, files, history
 #    Uses: Settings, Prose, Ranking, Context, Folders, Ingest, Reach
 # =============================================================================
 
@@ -10017,7 +10712,7 @@ def recent_changes(box, arguments):
 
 
 # =============================================================================
-# 47. Tools -- a table of what the agent can do
+# 50. Tools -- a table of what the agent can do
 #    Uses: Settings, Errors, Context, Sources, Ingest, Memory, Reach, Lookup
 # =============================================================================
 
@@ -10171,7 +10866,7 @@ TOOLS = {tool.name: tool for tool in (
 
 
 # =============================================================================
-# 48. Requests -- what is sent: within a budget, and what is made of a conversation
+# 51. Requests -- what is sent: within a budget, and what is made of a conversation
 #    Uses: Settings, Errors, Prose, Protocol, Context, Model
 # =============================================================================
 
@@ -10361,7 +11056,7 @@ def transcript(messages, summary=""):
 
 
 # =============================================================================
-# 49. Calls -- run what a model asks for, or say why not
+# 52. Calls -- run what a model asks for, or say why not
 #    Uses: Settings, Errors, Protocol, Tools
 # =============================================================================
 
@@ -10447,7 +11142,7 @@ def find_tool(name):
 
 
 # =============================================================================
-# 50. Agent -- the loop; yields events, never prints
+# 53. Agent -- the loop; yields events, never prints
 #    Uses: Settings, Errors, Answers, Protocol, Stream, Context, Model, Requests, Calls
 # =============================================================================
 
@@ -10713,7 +11408,7 @@ class Agent:
 
 
 # =============================================================================
-# 51. Evaluation -- run judged sets and golden cases
+# 54. Evaluation -- run judged sets and golden cases
 #    Uses: Settings, Errors, Metrics, Golden, Files, Knowledge
 # =============================================================================
 
@@ -10854,7 +11549,7 @@ class Pace:
 
 
 # =============================================================================
-# 52. Console -- printing, asking and progress under any encoding
+# 55. Console -- printing, asking and progress under any encoding
 #    Uses: Settings, Prose
 # =============================================================================
 
@@ -11068,7 +11763,7 @@ def fit(text, columns):
 
 
 # =============================================================================
-# 53. Consent -- ask once, and remember what the user wants remembered
+# 56. Consent -- ask once, and remember what the user wants remembered
 #    Uses: Settings, Prose, Permissions, Folders, Ingest
 # =============================================================================
 
@@ -11182,7 +11877,7 @@ class Consent:
 
 
 # =============================================================================
-# 54. Arguments -- the words of a command line to a command and its options [pure]
+# 57. Arguments -- the words of a command line to a command and its options [pure]
 #    Uses: Errors, Prose
 # =============================================================================
 
@@ -11348,7 +12043,7 @@ def _option_rows(options):
 
 
 # =============================================================================
-# 55. Options -- the options that several commands share [pure]
+# 58. Options -- the options that several commands share [pure]
 #    Uses: Settings, Chunks, Arguments
 # =============================================================================
 
@@ -11379,7 +12074,7 @@ SHARED = (
 
 
 # =============================================================================
-# 56. Intake -- the commands that add, sync and remove
+# 59. Intake -- the commands that add, sync and remove
 #    Uses: Errors, Prose, Folders, Sources, Knowledge, Ingest, Consent, Arguments
 # =============================================================================
 
@@ -11572,7 +12267,7 @@ def report_json(report):
 
 
 # =============================================================================
-# 57. Asking -- the commands that list, show, search and ask
+# 60. Asking -- the commands that list, show, search and ask
 #    Uses: Settings, Errors, Prose, Decoding, Answers, Ingest, Intake
 # =============================================================================
 
@@ -11836,7 +12531,7 @@ class Talk:
 
 
 # =============================================================================
-# 58. Grading -- the command that evaluates
+# 61. Grading -- the command that evaluates
 #    Uses: Settings, Errors, Prose, Answers, Golden, Plots, Files, Evaluation, Intake
 # =============================================================================
 
@@ -11942,7 +12637,7 @@ def show_evaluation(result, console):
 
 
 # =============================================================================
-# 59. Prompt -- the interactive prompt
+# 62. Prompt -- the interactive prompt
 #    Uses: Settings, Errors, Prose, Decoding, Folders, Console, Arguments
 # =============================================================================
 
@@ -12162,7 +12857,7 @@ def mend(line, encoding):
 
 
 # =============================================================================
-# 60. Admission -- who may ask a server, and how often [pure]
+# 63. Admission -- who may ask a server, and how often [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -12342,7 +13037,7 @@ def spent_on(record, day):
 
 
 # =============================================================================
-# 61. Wire -- the agent's events as the page knows them [pure]
+# 64. Wire -- the agent's events as the page knows them [pure]
 #    Uses: Settings, Prose, Stream, Context, Model, Calls, Agent
 # =============================================================================
 
@@ -12423,7 +13118,7 @@ def shown_history(conversation):
 
 
 # =============================================================================
-# 62. Completions -- the OpenAI format, as a server speaks it [pure]
+# 65. Completions -- the OpenAI format, as a server speaks it [pure]
 #    Uses: Answers, Protocol, Conversation, Wire
 # =============================================================================
 
@@ -12503,7 +13198,7 @@ def models_json():
 
 
 # =============================================================================
-# 63. Layout -- the page: what stands where, and how it looks [pure]
+# 66. Layout -- the page: what stands where, and how it looks [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -12722,7 +13417,7 @@ PAGE_HTML = """<!doctype html>
 
 
 # =============================================================================
-# 64. Script -- what the page does [pure]
+# 67. Script -- what the page does [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -13018,7 +13713,7 @@ const time = (seconds) => node("span", { className: "number" },
 
 
 # =============================================================================
-# 65. Manners -- how the page is used: asking, documents, permission, keys [pure]
+# 68. Manners -- how the page is used: asking, documents, permission, keys [pure]
 #    Uses: Layout, Script
 # =============================================================================
 
@@ -13222,7 +13917,7 @@ def page_html(nonce, token):
 
 
 # =============================================================================
-# 66. Opening -- settings to a model, and a conversation to its agent
+# 69. Opening -- settings to a model, and a conversation to its agent
 #    Uses: Settings, Prose, Protocol, Memory, Model, Lookup, Calls, Agent, Intake
 # =============================================================================
 
@@ -13277,7 +13972,7 @@ def open_model(environ):
 
 
 # =============================================================================
-# 67. Service -- the agent and the knowledge base for faces that serve several
+# 70. Service -- the agent and the knowledge base for faces that serve several
 #    Uses: Settings, Errors, Ingest, Conversation, Consent, Intake, Asking, Opening
 # =============================================================================
 
@@ -13473,7 +14168,7 @@ def open_service(options, console):
 
 
 # =============================================================================
-# 68. Web -- the page, its endpoints, and an endpoint for chat clients
+# 71. Web -- the page, its endpoints, and an endpoint for chat clients
 #    Uses: Settings, Prose, Files, Admission, Wire, Service
 # =============================================================================
 
@@ -13671,7 +14366,7 @@ class PageAsker(Nobody):
 
 
 # =============================================================================
-# 69. Endpoints -- one request: through the gates, to its answer
+# 72. Endpoints -- one request: through the gates, to its answer
 #    Uses: Settings, Errors, Intake, Admission, Wire, Completions, Manners, Service, Web
 # =============================================================================
 
@@ -13961,7 +14656,7 @@ ENDPOINTS = {
 
 
 # =============================================================================
-# 70. Serving -- connections, and the command that serves
+# 73. Serving -- connections, and the command that serves
 #    Uses: Settings, Errors, Files, Admission, Service, Web, Endpoints
 # =============================================================================
 
@@ -14103,7 +14798,7 @@ def web_limits(environ):
 
 
 # =============================================================================
-# 71. Rpc -- JSON-RPC 2.0, a message a line [pure]
+# 74. Rpc -- JSON-RPC 2.0, a message a line [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -14158,7 +14853,7 @@ def rpc_failure(name, error):
 
 
 # =============================================================================
-# 72. Mcp -- the same tools for other agents, over standard input and output
+# 75. Mcp -- the same tools for other agents, over standard input and output
 #    Uses: Settings, Errors, Context, Lookup, Tools, Intake, Wire, Opening, Service, Rpc
 # =============================================================================
 
@@ -14383,7 +15078,7 @@ def mcp_command(options, console):
 
 
 # =============================================================================
-# 73. Faces -- the commands that serve others
+# 76. Faces -- the commands that serve others
 #    Uses: Settings, Arguments, Options, Serving, Mcp
 # =============================================================================
 
@@ -14405,7 +15100,7 @@ FACES = {
 
 
 # =============================================================================
-# 74. Command line -- the table of commands, and main
+# 77. Command line -- the table of commands, and main
 #    Uses: Errors, Console, Arguments, Options, Intake, Asking, Grading, Prompt, Faces
 # =============================================================================
 

@@ -38,6 +38,7 @@ import time
 import tracemalloc
 import unittest
 import urllib.request
+import zipfile
 import zlib
 from typing import NamedTuple
 
@@ -1981,16 +1982,16 @@ class Test13Ranking(unittest.TestCase):
 
 
 # =============================================================================
-# 14. Elements
+# 15. Elements
 # =============================================================================
 
 
 # =============================================================================
-# 15. Markup
+# 16. Markup
 # =============================================================================
 
 
-class Test15Markup(unittest.TestCase):
+class Test16Markup(unittest.TestCase):
     """Broken pages, and what of a page is not for its reader."""
 
     def assert_page(self, page, expected, warnings=()):
@@ -2161,11 +2162,11 @@ class Test15Markup(unittest.TestCase):
 
 
 # =============================================================================
-# 16. Markdown
+# 17. Markdown
 # =============================================================================
 
 
-class Test16Markdown(unittest.TestCase):
+class Test17Markdown(unittest.TestCase):
     """What a page shows, as Markdown."""
 
     def assert_text(self, page, expected):
@@ -2197,7 +2198,7 @@ class Test16Markdown(unittest.TestCase):
         self.assert_text(
             "<table><caption>Cap<thead><tr><th>A<th>B<tbody><tr><td>1<td>"
             "<tr><td><td><tr><td>a<br>b<td>d<p>e</table>f",
-            "Cap\nA | B\n1 |\na b | d e\n\nf",
+            "Cap\nA | B\n1\na b | d e\n\nf",
         )
         # A table that holds blocks of its own is there for the layout.
         self.assert_text("<table><tr><td>a<table><tr><td>x<td>y</table><td>b</table>",
@@ -2279,11 +2280,11 @@ class Test16Markdown(unittest.TestCase):
 
 
 # =============================================================================
-# 17. Decoding
+# 18. Decoding
 # =============================================================================
 
 
-class Test17Decoding(unittest.TestCase):
+class Test18Decoding(unittest.TestCase):
     """Bytes of any encoding."""
 
     def test_TXT_1_gb_labels(self):
@@ -2408,11 +2409,396 @@ class Test17Decoding(unittest.TestCase):
 
 
 # =============================================================================
-# 18. Documents
+# 19. Archive
+# =============================================================================
+
+W = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
+A = 'xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main"'
+P = 'xmlns:p="http://schemas.openxmlformats.org/presentationml/2006/main"'
+S = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
+LINKS = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+R = f'xmlns:r="{LINKS}"'
+
+
+def links_xml(*links):
+    """A part of relationships, given as (id, kind, target)."""
+    rows = "".join(
+        f'<Relationship Id="{i}" Type="{LINKS}/{kind}" Target="{target}"'
+        + (' TargetMode="External"' if "://" in target else "") + "/>"
+        for i, kind, target in links
+    )
+    space = "http://schemas.openxmlformats.org/package/2006/relationships"
+    return f'<Relationships xmlns="{space}">{rows}</Relationships>'
+
+
+def zipped(members, **options):
+    """The bytes of a zip file."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED, **options) as archive:
+        for name, text in members.items():
+            archive.writestr(name, text)
+    return data.getvalue()
+
+
+def packed(main, text, members=None, links=()):
+    """The bytes of an Office file whose main part has a text and links."""
+    folder, base = main.split("/")
+    return zipped({
+        "_rels/.rels": links_xml(
+            ("a", "officeDocument", main), ("b", "core-properties", "docProps/core.xml")
+        ),
+        main: text,
+        f"{folder}/_rels/{base}.rels": links_xml(*links),
+        **(members or {}),
+    })
+
+
+def docx(body, **more):
+    """The bytes of a Word file."""
+    text = f"<w:document {W} {R}><w:body>{body}</w:body></w:document>"
+    return packed("word/document.xml", text, **more)
+
+
+class Test19Archive(unittest.TestCase):
+    """Zip files that are damaged, or mean harm."""
+
+    def assert_refused(self, data, words, name="a.docx"):
+        """Reading it says in one sentence what is wrong."""
+        with self.assertRaisesRegex(lr.SourceError, words):
+            lr.read_document(data, name)
+
+    def test_damaged_files(self):
+        good = docx("<w:p><w:r><w:t>words</w:t></w:r></w:p>")
+        self.assertEqual(lr.read_document(good, "a.docx").text, "words")
+        for name in ("a.docx", "a.pptx", "a.xlsx", "a.epub"):
+            with self.subTest(name):
+                self.assert_refused(b"words", "damaged", name)
+                self.assert_refused(good[:-60], "damaged", name)
+                self.assert_refused(zipped({"a": "b"}), "damaged", name)
+                self.assert_refused(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + good,
+                                    "old Office file", name)
+        self.assert_refused(docx("<w:p>"), "damaged.*word/document.xml")
+        self.assert_refused(docx("<w:p></w:p>"), "nothing to index")
+
+    def test_any_damage_is_one_sentence(self):
+        good = docx("<w:p><w:r><w:t>some words</w:t></w:r></w:p>" * 9)
+        random.seed(7)
+        for _ in range(300):
+            data = bytearray(good)
+            for _ in range(random.choice((1, 4, 20))):
+                data[random.randrange(len(data))] = random.randrange(256)
+            try:
+                lr.read_document(bytes(data), "a.docx")
+            except lr.SourceError as error:
+                self.assertEqual(len(str(error).splitlines()), 1)
+
+    def test_document_types_are_refused(self):
+        bomb = ('<?xml version="1.0"?><!DOCTYPE x [<!ENTITY a "aaaaaaaaaa">'
+                '<!ENTITY b "&a;&a;&a;&a;">]><x>&b;</x>')
+        for text in (bomb, bomb.encode("utf-16"), bomb.replace(' [', ' SYSTEM "x" [')):
+            data = packed("word/document.xml", text)
+            self.assert_refused(data, "document type")
+
+    def test_bombs(self):
+        space = " " * (lr.ARCHIVE_BYTES_MAX // 8)
+        text = f"<w:p><w:r><w:t>a{space}</w:t></w:r></w:p>"
+        self.assert_refused(docx(text * 9), "more than 128 MiB when unpacked")
+        many = zipped({str(i): "" for i in range(lr.ARCHIVE_MEMBERS_MAX + 1)})
+        self.assert_refused(many, "more than 20000 files")
+        deep = docx("<w:p><w:ins>" * 10_000 + "<w:r><w:t>x</w:t></w:r>"
+                    + "</w:ins></w:p>" * 10_000)
+        self.assertEqual(lr.read_document(deep, "a.docx").text, "x")
+
+    def test_names_that_climb_lead_nowhere(self):
+        data = docx("<w:p><w:r><w:t>x</w:t></w:r></w:p>",
+                    members={"../../evil": "y", "/etc/passwd": "z"},
+                    links=[("s", "styles", "../../../../etc/passwd")])
+        self.assertEqual(lr.read_document(data, "a.docx").text, "x")
+
+    def test_kind_by_content(self):
+        data = docx("<w:p><w:r><w:t>x</w:t></w:r></w:p>")
+        word = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
+        for name, media in (
+            ("https://a.org/export?id=1", "application/octet-stream"),
+            ("https://a.org/x", "application/zip"), ("-", ""), ("https://a.org/x", word),
+        ):
+            with self.subTest(name, media=media):
+                self.assertEqual(lr.read_document(data, name, media).kind, "docx")
+        self.assert_refused(zipped({"a.txt": "words"}), "binary", "a")
+
+
+# =============================================================================
+# 20. Office
 # =============================================================================
 
 
-class Test18Documents(unittest.TestCase):
+def paragraph(text, properties=""):
+    """A paragraph of a Word file."""
+    return f"<w:p><w:pPr>{properties}</w:pPr><w:r><w:t>{text}</w:t></w:r></w:p>"
+
+
+class Test20Office(unittest.TestCase):
+    """Word and PowerPoint files."""
+
+    STYLES = f"""<w:styles {W}>
+        <w:style w:styleId="H1"><w:name w:val="heading 1"/>
+            <w:pPr><w:outlineLvl w:val="0"/></w:pPr></w:style>
+        <w:style w:styleId="H2"><w:name w:val="Heading 2"/></w:style>
+        <w:style w:styleId="Mine"><w:name w:val="mine"/><w:basedOn w:val="H2"/></w:style>
+        <w:style w:styleId="Ring"><w:name w:val="r"/><w:basedOn w:val="Ring"/></w:style>
+        <w:style w:styleId="T"><w:name w:val="Title"/></w:style>
+        <w:style w:styleId="TOC1"><w:name w:val="toc 1"/></w:style>
+        <w:style w:styleId="LB"><w:name w:val="List Bullet"/>
+            <w:pPr><w:numPr><w:numId w:val="1"/></w:numPr></w:pPr></w:style>
+        </w:styles>"""
+    NUMBERING = f"""<w:numbering {W}>
+        <w:abstractNum w:abstractNumId="7">
+            <w:lvl w:ilvl="0"><w:numFmt w:val="bullet"/></w:lvl></w:abstractNum>
+        <w:abstractNum w:abstractNumId="8">
+            <w:lvl w:ilvl="0"><w:numFmt w:val="decimal"/></w:lvl>
+            <w:lvl w:ilvl="1"><w:numFmt w:val="lowerLetter"/></w:lvl></w:abstractNum>
+        <w:num w:numId="1"><w:abstractNumId w:val="7"/></w:num>
+        <w:num w:numId="2"><w:abstractNumId w:val="8"/></w:num></w:numbering>"""
+
+    def read_docx(self, body, **members):
+        """What is read of a Word file with styles, lists and a link."""
+        return lr.read_document(docx(
+            body,
+            members={"word/styles.xml": self.STYLES, "word/numbering.xml": self.NUMBERING,
+                     **{f"word/{name}.xml": text for name, text in members.items()}},
+            links=[("s", "styles", "styles.xml"), ("n", "numbering", "/word/numbering.xml"),
+                   ("f", "footnotes", "footnotes.xml"),
+                   ("h", "hyperlink", "https://a.org/?b=1&amp;c")],
+        ), "dir/a.docx")
+
+    def test_word_headings(self):
+        parsed = self.read_docx(
+            paragraph("The title", '<w:pStyle w:val="T"/>')
+            + paragraph("contents 3", '<w:pStyle w:val="TOC1"/>')
+            + paragraph("One", '<w:pStyle w:val="H1"/>')
+            + paragraph("# text", '<w:pStyle w:val="Ring"/>')
+            + paragraph("Two", '<w:pStyle w:val="Mine"/>')
+            + paragraph("Three", '<w:outlineLvl w:val="2"/>')
+            + paragraph("body", '<w:pStyle w:val="H1"/><w:outlineLvl w:val="9"/>')
+            + paragraph(" ")
+        )
+        self.assertEqual(parsed.title, "The title")
+        self.assertEqual(parsed.kind, "docx")
+        self.assertEqual(
+            parsed.text,
+            "# The title\n\n# One\n\n\\# text\n\n## Two\n\n### Three\n\n# body",
+        )
+
+    def test_word_lists(self):
+        def item(text, list_id, level=0):
+            return paragraph(text, f'<w:numPr><w:ilvl w:val="{level}"/>'
+                                   f'<w:numId w:val="{list_id}"/></w:numPr>')
+
+        parsed = self.read_docx(
+            paragraph("a", '<w:pStyle w:val="LB"/>') + item("b", 2) + item("c", 2, 1)
+            + item("d", 2, 1) + item("e", 2) + paragraph("text") + item("f", 2)
+            + item("g", 2, 1) + item("h", 0) + item("i", 2, 999)
+        )
+        self.assertEqual(
+            parsed.text,
+            "- a\n\n1. b\n   1. c\n   2. d\n2. e\n\ntext\n\n3. f\n   1. g\n\nh\n\n4. i",
+        )
+
+    def test_word_text(self):
+        parsed = self.read_docx(
+            '<w:p><w:pPr><w:tabs><w:tab/></w:tabs><w:rPr><w:vanish/></w:rPr></w:pPr>'
+            '<w:r><w:t>un</w:t></w:r><w:r><w:rPr><w:b/></w:rPr><w:t>believ</w:t></w:r>'
+            '<w:r><w:t xml:space="preserve">able </w:t><w:tab/><w:t>x</w:t><w:br/>'
+            "<w:t>y</w:t><w:noBreakHyphen/><w:t>z</w:t></w:r>"
+            "<w:r><w:rPr><w:vanish/></w:rPr><w:t>HIDDEN</w:t></w:r>"
+            '<w:r><w:rPr><w:vanish w:val="0"/></w:rPr><w:t> seen</w:t></w:r>'
+            "<w:del><w:r><w:delText>GONE</w:delText></w:r></w:del>"
+            "<w:moveFrom><w:r><w:t>GONE</w:t></w:r></w:moveFrom>"
+            "<w:ins><w:r><w:t> new</w:t></w:r></w:ins>"
+            "<w:r><w:instrText> PAGE </w:instrText></w:r></w:p>"
+            '<w:p><w:hyperlink r:id="h"><w:r><w:t>link</w:t></w:r></w:hyperlink>'
+            '<w:hyperlink w:anchor="q"><w:r><w:t> inside</w:t></w:r></w:hyperlink></w:p>'
+        )
+        self.assertEqual(
+            parsed.text,
+            "unbelievable x\ny-z seen new\n\n[link](https://a.org/?b=1&c) inside",
+        )
+        self.assertEqual(parsed.title, "a.docx")
+
+    def test_word_tables_and_boxes(self):
+        def table(*rows):
+            return "<w:tbl>" + "".join(
+                "<w:tr>" + "".join(f"<w:tc>{cell}</w:tc>" for cell in row) + "</w:tr>"
+                for row in rows
+            ) + "</w:tbl>"
+
+        inner = table([paragraph("in"), paragraph("ner")])
+        heading = paragraph("Port", '<w:pStyle w:val="H1"/>')
+        box = paragraph("boxed")
+        parsed = self.read_docx(
+            table([heading, paragraph("8080")],
+                  [paragraph("a") + paragraph("b", '<w:pStyle w:val="LB"/>'), inner])
+            + f"<w:p><w:r><w:t>out</w:t><w:txbxContent>{box}</w:txbxContent>"
+              f"<mc:Fallback xmlns:mc='x'>{box}</mc:Fallback></w:r></w:p>"
+        )
+        self.assertEqual(parsed.text, "Port | 8080\na b | in ner\n\nboxed\n\nout")
+
+    def test_word_footnotes(self):
+        notes = (f'<w:footnotes {W}><w:footnote w:type="separator" w:id="0"><w:p/>'
+                 f'</w:footnote><w:footnote w:id="2">{paragraph("noted")}'
+                 f'{paragraph("more")}</w:footnote></w:footnotes>')
+        body = '<w:p><w:r><w:t>x</w:t><w:footnoteReference w:id="2"/></w:r></w:p>'
+        parsed = self.read_docx(body, footnotes=notes)
+        self.assertEqual(parsed.text, "x[^2]\n\n[^2]: noted\n\nmore")
+
+    def test_title_among_the_properties(self):
+        core = '<c:p xmlns:c="c" xmlns:d="d"><d:creator>Ann</d:creator><d:title>'
+        for words, title in (("Core", "Core"), ("", "a.docx")):
+            data = docx(paragraph("x"), members={
+                "docProps/core.xml": f"{core}{words}</d:title></c:p>"
+            })
+            self.assertEqual(lr.read_document(data, "a.docx").title, title)
+
+    def test_slides(self):
+        def shape(place, *paragraphs):
+            place = f"<p:ph {place}/>" if place is not None else ""
+            return (f"<p:sp><p:nvPr>{place}</p:nvPr><p:txBody>"
+                    + "".join(f"<a:p>{text}</a:p>" for text in paragraphs)
+                    + "</p:txBody></p:sp>")
+
+        def run(text, link=""):
+            return f"<a:r><a:rPr>{link}</a:rPr><a:t>{text}</a:t></a:r>"
+
+        def slide(shapes):
+            return f"<p:sld {P} {A} {R}><p:spTree>{shapes}</p:spTree></p:sld>"
+
+        first = slide(
+            shape('idx="1"', run("one"), '<a:pPr lvl="1"/>' + run("sub"),
+                  run("two ") + run("go", '<a:hlinkClick r:id="h"/>'),
+                  "<a:pPr><a:buNone/></a:pPr>" + run("plain"))
+            + shape('type="title"', run("In") + run("tro")) + shape('type="dt"', run("Mon"))
+        )
+        second = slide(
+            shape(None, run("free") + "<a:br/>" + run("text"))
+            + "<p:graphicFrame><a:tbl><a:tr><a:tc><a:p>" + run("A") + "</a:p></a:tc><a:tc>"
+              "<a:p>" + run("B") + "</a:p></a:tc></a:tr></a:tbl></p:graphicFrame>"
+        )
+        notes = slide(shape('type="body"', run("say this")) + shape('type="sldNum"', run("1")))
+        deck = (f'<p:presentation {P} {R}><p:sldIdLst><p:sldId id="256" r:id="x"/>'
+                '<p:sldId id="257" r:id="y"/><p:sldId id="258" r:id="gone"/>'
+                "</p:sldIdLst></p:presentation>")
+        data = packed("ppt/presentation.xml", deck, {
+            "ppt/slides/slide9.xml": first,
+            "ppt/slides/_rels/slide9.xml.rels": links_xml(
+                ("h", "hyperlink", "https://a.org"), ("n", "notesSlide", "../notes/n.xml")
+            ),
+            "ppt/slides/slide1.xml": second,
+            "ppt/notes/n.xml": notes,
+        }, [("y", "slide", "slides/slide1.xml"), ("x", "slide", "slides/slide9.xml")])
+        parsed = lr.read_document(data, "a.pptx")
+        self.assertEqual(
+            parsed.text,
+            "## Slide 1: Intro\n\n- one\n  - sub\n- two [go](https://a.org)\n\nplain\n\n"
+            "Notes:\n\nsay this\n\n## Slide 2\n\nfree\ntext\n\nA | B",
+        )
+        self.assertEqual((parsed.title, parsed.kind), ("a.pptx", "pptx"))
+
+
+# =============================================================================
+# 21. Sheets
+# =============================================================================
+
+
+class Test21Sheets(unittest.TestCase):
+    """Excel files."""
+
+    STYLES = f"""<styleSheet {S}><numFmts><numFmt numFmtId="170"
+        formatCode="yyyy&quot;年&quot;m&quot;月&quot;"/><numFmt numFmtId="171"
+        formatCode="0.0&quot;days&quot;"/></numFmts><cellStyleXfs><xf numFmtId="14"/>
+        </cellStyleXfs><cellXfs><xf numFmtId="0"/><xf numFmtId="14"/><xf numFmtId="170"/>
+        <xf numFmtId="171"/><xf numFmtId="20"/></cellXfs></styleSheet>"""
+    STRINGS = (f"<sst {S}><si><t>Name</t></si><si><r><t>un</t></r><r><t>able</t></r>"
+               "<rPh><t>READ</t></rPh></si></sst>")
+
+    def read_xlsx(self, *sheets, properties=""):
+        """What is read of an Excel file of sheets, given as (name, state, rows)."""
+        rows = "".join(f'<sheet name="{name}" state="{state}" r:id="s{i}"/>'
+                       for i, (name, state, _) in enumerate(sheets))
+        book = f"<workbook {S} {R}>{properties}<sheets>{rows}</sheets></workbook>"
+        members = {f"xl/s{i}.xml": f"<worksheet {S}><sheetData>{rows}</sheetData>"
+                                   "</worksheet>" for i, (*_, rows) in enumerate(sheets)}
+        links = [(f"s{i}", "worksheet", f"s{i}.xml") for i in range(len(sheets))]
+        links += [("t", "styles", "styles.xml"), ("u", "sharedStrings", "strings.xml")]
+        data = packed("xl/workbook.xml", book, {
+            **members, "xl/styles.xml": self.STYLES, "xl/strings.xml": self.STRINGS,
+        }, links)
+        return lr.read_document(data, "a.xlsx")
+
+    def test_cells(self):
+        for cell, words in (
+            ('<c t="s"><v>1</v></c>', "unable"),
+            ('<c t="s"><v>99</v></c>', ""),
+            ('<c t="inlineStr"><is><t>a</t><r><t> b</t></r></is></c>', "a b"),
+            ('<c t="str"><f>A1&amp;"x"</f><v>yx</v></c>', "yx"),
+            ("<c><f>1/2</f><v>0.5</v></c>", "0.5"),
+            ("<c><v>0.30000000000000004</v></c>", "0.3"),
+            ("<c><v>12345678901234567890</v></c>", "12345678901234567890"),
+            ("<c><v>1E-3</v></c>", "0.001"),
+            ('<c t="b"><v>1</v></c>', "TRUE"),
+            ('<c t="e"><v>#N/A</v></c>', "#N/A"),
+            ('<c s="1"><v>45292</v></c>', "2024-01-01"),
+            ('<c s="2"><v>45292.75</v></c>', "2024-01-01 18:00"),
+            ('<c s="4"><v>0.5</v></c>', "12:00"),
+            ('<c s="3"><v>3</v></c>', "3"),
+            ('<c s="1"><v>1E300</v></c>', "1E300"),
+            ('<c s="99"><v>x</v></c>', "x"),
+            ("<c/>", ""),
+        ):
+            with self.subTest(cell):
+                row = f"<row>{cell}<c t='str'><v>.</v></c></row>"
+                parsed = self.read_xlsx(("S", "visible", row))
+                self.assertEqual(parsed.text, f"# S\n\n{words} | .")
+
+    def test_sheets(self):
+        def row(*cells):
+            return "<row>" + "".join(f'<c r="{name}" t="str"><v>{words}</v></c>'
+                                     for name, words in cells) + "</row>"
+
+        parsed = self.read_xlsx(
+            ("One & only".replace("&", "&amp;"), "visible",
+             row(("A1", "a"), ("C1", "c\nd")) + "<row/>" * 3 + row(("B9", "# e"))),
+            ("Secret", "hidden", row(("A1", "x"))),
+            ("Empty", "visible", ""),
+            ("Two", "visible", row(("XFD1", "far"), ("", "near"), ("A1", "back"))),
+        )
+        gap = " | " * lr.GAP_CELLS_MAX
+        self.assertEqual(
+            parsed.text,
+            "# One & only\n\na |  | c d\n\n | # e\n\n# Two\n\n" + gap.rstrip(" ")
+            + " far | near | back",
+        )
+        self.assertEqual(parsed.warnings, ("hidden sheets are left out: Secret",))
+
+    def test_days_from_1904(self):
+        row = '<row><c s="1"><v>0.25</v></c><c s="1"><v>43830</v></c></row>'
+        properties = '<workbookPr date1904="1"/>'
+        parsed = self.read_xlsx(("S", "visible", row), properties=properties)
+        self.assertEqual(parsed.text, "# S\n\n06:00 | 2024-01-01")
+
+    def test_one_long_text_named_often(self):
+        cells = '<c t="s"><v>0</v></c>' * 3000
+        strings = f"<sst {S}><si><t>{'x' * 10_000}</t></si></sst>"
+        with self.assertRaisesRegex(lr.SourceError, "more than 20 MiB of text"):
+            self.STRINGS = strings
+            self.read_xlsx(("S", "visible", f"<row>{cells}</row>"))
+
+
+# =============================================================================
+# 22. Documents
+# =============================================================================
+
+
+class Test22Documents(unittest.TestCase):
     """Every kind of file, and what is none."""
 
     def test_kind_of(self):
@@ -2522,6 +2908,31 @@ class Test18Documents(unittest.TestCase):
         self.assertEqual((parsed.title, parsed.kind), ("a.pdf", "pdf"))
         with self.assertRaisesRegex(lr.SourceError, "nothing to index"):
             lr.read_document(b"\f\f", "a.pdf", "text/x-pdftotext")
+
+    def test_epub(self):
+        package = """<package xmlns="http://www.idpf.org/2007/opf" xmlns:dc="d"><metadata>
+            <dc:title>The Book</dc:title><dc:title>not this</dc:title></metadata><manifest>
+            <item id="n" href="nav.xhtml" properties="nav"/><item id="b" href="b.xhtml"/>
+            <item id="a" href="text/a%20b.xhtml"/><item id="gone" href="gone.xhtml"/>
+            </manifest><spine><itemref idref="n"/><itemref idref="a"/><itemref idref="b"/>
+            <itemref idref="a"/><itemref idref="gone"/><itemref idref="x"/></spine>
+            </package>"""
+        members = {
+            "META-INF/container.xml": '<container xmlns="c"><rootfiles>'
+            '<rootfile full-path="OEBPS/content.opf"/></rootfiles></container>',
+            "OEBPS/content.opf": package,
+            "OEBPS/nav.xhtml": "<nav>contents</nav>",
+            "OEBPS/text/a b.xhtml": '<?xml version="1.0"?><!DOCTYPE html><html><head>'
+            "<title>x</title></head><body><h1>One</h1><p>first 中</p></body></html>",
+            "OEBPS/b.xhtml": "<html><head><title>Two</title></head><p>second",
+        }
+        parsed = lr.read_document(zipped(members), "a.epub")
+        self.assertEqual((parsed.title, parsed.kind), ("The Book", "epub"))
+        self.assertEqual(parsed.text, "# One\n\nfirst 中\n\n# Two\n\nsecond")
+        self.assertEqual(parsed.warnings, ("1 of its chapters are missing",))
+        members["OEBPS/b.xhtml"] = bytes(range(256))
+        with self.assertRaisesRegex(lr.SourceError, "encrypted"):
+            lr.read_document(zipped(members), "a.epub")
 
     def test_notebook(self):
         cells = [
