@@ -7152,6 +7152,7 @@ def _loose_ipv4(host):
 
 def is_metadata(host):
     """Tell whether a host, or a peer's address, is link-local or hands out keys."""
+    host = host.removesuffix(".")       # the root of all names may be written out
     ip = spelled_ip(host)
     return str(ip or host) in METADATA_HOSTS.split() or bool(ip and ip.is_link_local)
 
@@ -7289,11 +7290,16 @@ def read_bytes(path, limit):
 
 
 def stamp_of(path):
-    """Return (size, mtime_ns, inode) of a file, or None when there is none."""
+    """Return (size, mtime_ns, inode) of a file, or None when there is none.
+
+    Raises StorageError when that cannot be told
+    """
     try:
         found = os.stat(path)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {os_reason(error)}") from None
     return found.st_size, found.st_mtime_ns, found.st_ino
 
 
@@ -7318,7 +7324,7 @@ def changed_since(path, added_s, sha256):
         if os.stat(path).st_mtime <= added_s:
             return False
         data = read_bytes(path, FILE_BYTES_MAX)
-    except (OSError, SourceError):
+    except (OSError, SourceError, ValueError):  # a NUL in its name, for one
         return True
     return hashlib.sha256(data).hexdigest() != sha256
 
@@ -8374,7 +8380,8 @@ def fetch_page(url, approve, limits=PAGE_LIMITS, network=None, clock=time.monoto
         there = redirected(here, target)
         if host_port(there) != host_port(here):
             login = ""
-        if not _is_agreed(there, agreed):
+        # Nobody is asked about what is refused in the next round.
+        if not (_is_agreed(there, agreed) or is_metadata(host_port(there)[0])):
             asked = clock()
             if not approve(there):
                 raise DeniedError(
@@ -8767,6 +8774,8 @@ def document_of(record):
     text, chunks = record["text"], tuple(Chunk(*row) for row in record["chunks"])
     if not all(isinstance(word, str) for word in [*words, record["sha256"]]):
         raise ValueError("a field of a document is not a string")
+    if not {tuple(map(type, chunk)) for chunk in chunks} <= {(int, int, str)}:
+        raise ValueError(f"a chunk of {record['source']} is not two numbers and words")
     if not all(0 <= c.start < c.end <= len(text) for c in chunks):
         raise ValueError(f"a chunk of {record['source']} lies outside its text")
     title, source, kind, text, added_at = words
@@ -8781,7 +8790,7 @@ def parse_knowledge(data):
     written by a later version of this file
     """
     try:
-        whole = json.loads(data.decode("utf-8"))
+        whole = json.loads(data.decode("utf-8-sig"))    # an editor may have marked it
         if whole["format"] != KNOWLEDGE_FORMAT:
             raise ValueError(f"its format is not {KNOWLEDGE_FORMAT}")
         version = int(whole["version"])
@@ -15102,6 +15111,7 @@ FACES = {
 # =============================================================================
 # 77. Command line -- the table of commands, and main
 #    Uses: Errors, Console, Arguments, Options, Intake, Asking, Grading, Prompt, Faces
+#          Faces
 # =============================================================================
 
 # The environment is read here and handed down; errors become sentences and exit codes

@@ -4230,7 +4230,7 @@ class Test27Addresses(unittest.TestCase):
         for host in ("169.254.169.254", "2852039166", "0xA9FEA9FE", "0251.0376.0251.0376",
                      "169.254.43518", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe",
                      "fe80::1", "fe80::1%eth0", "metadata.google.internal", "fd00:ec2::254",
-                     "100.100.100.200"):
+                     "100.100.100.200", "169.254.169.254.", "metadata.google.internal."):
             with self.subTest(host):
                 self.assertTrue(lr.is_metadata(host))
         for host in ("127.0.0.1", "10.0.0.1", "example.org", "::1", "169.253.1.1"):
@@ -5269,7 +5269,10 @@ class PageCases(OnBothTransports):
             }
             with ScriptedServer(routes) as server:
                 self.error(lr.SourceError, server.url + "/meta", "link-local", approve=bool)
-                self.error(lr.SourceError, server.url + "/hex", "link-local", approve=bool)
+                asked = []
+                self.error(lr.SourceError, server.url + "/hex", "link-local",
+                           approve=asked.append)
+                self.assertEqual(asked, [], "what is refused anyway was asked about")
                 self.error(lr.SourceError, server.url + "/file", "no page", approve=bool)
                 self.error(lr.NetworkError, server.url + "/loop", "5 redirects")
                 self.assertEqual(len(server.requests), 9)
@@ -6076,6 +6079,10 @@ class Test36Knowledge(Folder):
             ("other object", b'{"foo": 1}'),
             ("chunk outside", good.replace(b"[[0, 5,", b"[[0, 50,")),
             ("chunk of strings", good.replace(b"[[0, 5,", b'[["0", 5,')),
+            ("half a character", good.replace(b"[[0, 5,", b"[[0, 4.5,")),
+            ("no number", good.replace(b"[[0, 5,", b"[[0, NaN,")),
+            ("endless", good.replace(b"[[0, 5,", b"[[0, 1e999,")),
+            ("heading of numbers", good.replace(b'[[0, 5, ""', b"[[0, 5, 7")),
             ("no text", good.replace(b'"text"', b'"txet"')),
             ("not UTF-8", good.replace(b"alpha", b"\xff\xfe")),
             ("NUL", b"\0" * 100),
@@ -6106,6 +6113,36 @@ class Test36Knowledge(Folder):
         with self.assertRaisesRegex(lr.StorageError, "version 2"):
             self.open()
         self.assertEqual(self.bytes_of(self.json), data)
+
+    def test_STO_1_a_source_that_no_file_can_have_is_stale(self):
+        base = self.open()
+        base.add_text("alpha", source="a.txt")
+        base.save()
+        data = self.bytes_of(self.json)
+        for name in (b"\\u0000", b"\\ud83d", b"\\ud83d/../x", b"x" * 5000, b"\\n", b""):
+            with self.subTest(name), open(self.json, "wb") as file:
+                file.write(data.replace(b"a.txt", name).replace(b', "given": true', b""))
+            self.assertTrue(self.open().search("alpha")[0].stale)
+
+    def test_a_home_that_is_a_file_is_one_sentence(self):
+        home = self.write("notes.txt", "a file")
+        with self.assertRaisesRegex(lr.StorageError, "cannot read .*: no such file"):
+            lr.Knowledge(home)
+
+    def test_a_file_that_an_editor_marked_is_read(self):
+        base = self.open()
+        base.add_text("alpha", source="a.txt")
+        base.save()
+        with open(self.json, "rb+") as file:
+            data = file.read()
+            file.seek(0)
+            file.write(b"\xef\xbb\xbf" + data)
+        self.assertEqual(self.open().search("alpha")[0].source, "a.txt")
+        base = self.open()
+        base.add_text("beta", source="b.txt")
+        base.save()
+        self.assertEqual((list(self.open().documents), self.open().notices),
+                         (["a.txt", "b.txt"], []))
 
     def test_a_reformatted_file_is_read(self):
         base = self.open()
