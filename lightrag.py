@@ -9037,8 +9037,10 @@ def write_base(base, documents, changed, roots):
     sources, kinds, lines = list(documents), [], bytearray()
     kept = {}
     if base.lines is not None:
-        rows = zip(base.names()[0], MAP_LINE.iter_unpack(base.lines))
-        kept = {source: row for source, row in rows if source not in changed}
+        # subtle: read to its end, lest it hold the mapped file; Python up to 3.12
+        # crashes where that waits in a circle.
+        rows = zip(MAP_LINE.iter_unpack(base.lines), base.names()[0])
+        kept = {source: row for row, source in rows if source not in changed}
 
     def _content(old):
         head = knowledge_head(roots)
@@ -15239,12 +15241,20 @@ def guard(call, console, debug, as_json=False):
     except Exception as error:
         if debug and not isinstance(error, LightragError):
             raise
-        known = known_error(error)
-        if as_json:
-            console.emit({"error": {"kind": known.kind, "message": str(known)}})
-        else:
-            console.note(("warn", f"lightrag: {known}"))
-        return known.exit_code
+        return say_failure(known_error(error), console, as_json)
+
+
+def say_failure(error, console, as_json):
+    """Say an error; -> exit code.
+
+    subtle: no frame of its own traceback may hold an error, or all that those frames
+    hold (a mapped index) waits in a circle for the end of the process.
+    """
+    if as_json:
+        console.emit({"error": {"kind": error.kind, "message": str(error)}})
+    else:
+        console.note(("warn", f"lightrag: {error}"))
+    return error.exit_code
 
 
 def known_error(error):

@@ -8318,6 +8318,145 @@ class Test48Intake(unittest.TestCase):
             self.project.write(name, "# Changed\n\nchanged text\n")
         self.assertEqual(self.project.data("sync", "port.txt")[1]["updated"], ["port.txt"])
 
+
+class Test48IntakeInTrouble(unittest.TestCase):
+    """Adding while processes are killed, race each other, or may not write."""
+
+    def setUp(self):
+        self.project = Project(self)
+        self.home = os.path.join(self.project.root, ".lightrag")
+        self.store = os.path.join(self.home, "knowledge.json")
+
+    def stored(self):
+        """Return {source: text} of the knowledge.json as any JSON reader sees it."""
+        with open(self.store, encoding="utf-8") as file:
+            return {d["source"]: d["text"] for d in json.load(file)["documents"]}
+
+    def temporaries(self):
+        return [name for name in os.listdir(self.home) if name.endswith(".tmp")]
+
+    def kill(self, words, pause_s):
+        """Run a command and kill it: pause_s after its start, or, when that is None,
+        as soon as its temporary file is seen; -> whether it was writing.
+        """
+        with self.project.start(*words) as process:
+            if pause_s is None:
+                while process.poll() is None and not self.temporaries():
+                    time.sleep(0.0005)
+            else:
+                time.sleep(pause_s)
+            process.kill()
+        return bool(self.temporaries())
+
+    @unittest.skipUnless(SLOW, "LRAG_TEST_SLOW=1 runs it")
+    def test_STO_2_killed_at_any_moment_of_add_and_sync(self):
+        chance, writing, kinds = random.Random(7), 0, [0, 0]
+        ballast = "".join(f"line {i} of a long log\n" for i in range(40_000))
+        for number in range(6):     # slow enough to be met while it writes
+            self.project.write(f"notes/log{number}.txt", f"log{number}\n{ballast}")
+        self.project.write("notes/one.md", "# One\n\nround0 first\n")
+        self.project.write("notes/two.md", "# Two\n\nround0 second\n")
+        started = time.monotonic()
+        self.assertEqual(self.project.run("add", "notes", "--yes").returncode, 0)
+        usual_s = time.monotonic() - started
+        before = self.stored()
+        for number in range(1, 201):
+            with self.subTest(kill=number):
+                after = dict(before)
+                for name, word in (("one", "first"), ("two", "second")):
+                    text = f"# {name.title()}\n\nround{number} {word}\n"
+                    self.project.write(f"notes/{name}.md", text)
+                    after[f"notes/{name}.md"] = text
+                words = ["add", "notes"] if number % 2 else ["sync"]
+                pause_s = chance.random() * usual_s if number % 4 == 1 else None
+                writing += self.kill([*words, "--yes"], pause_s)
+                found = self.stored()
+                self.assertIn(found, (before, after), "neither the old nor the new")
+                kinds[found == after] += 1
+                now = found["notes/one.md"].split()[2]
+                hits = lr.Knowledge(self.home).search(now)
+                self.assertEqual([hit.source for hit in hits],
+                                 ["notes/one.md", "notes/two.md"])
+                before = found
+        self.assertGreaterEqual(writing, 100, "too few were killed while writing")
+        self.assertEqual(self.project.run("sync", "--yes").returncode, 0)
+        self.assertEqual(self.temporaries(), [])
+
+    @unittest.skipUnless(SLOW, "LRAG_TEST_SLOW=1 runs it")
+    def test_STO_3_eight_commands_at_once(self):
+        folders = [f"part{number}" for number in range(8)]
+        for folder in folders:
+            for number in range(5):
+                text = f"# {folder}\n\n{['red', 'blue', 'green', 'pink', 'grey'][number]}\n"
+                self.project.write(f"{folder}/{number}.md", text)
+        running = [self.project.start("add", folder, "--yes") for folder in folders]
+        for process in running:
+            with process:
+                self.assertEqual(process.wait(120), 0, process.stderr.read())
+        wanted = {f"{folder}/{number}.md" for folder in folders for number in range(5)}
+        self.assertEqual(set(self.stored()), wanted)
+        self.assertEqual(self.temporaries(), [])
+        found = lr.Knowledge(self.home).search("pink", k=20)
+        self.assertEqual({hit.source for hit in found}, {f"{f}/3.md" for f in folders})
+
+    def assert_kept(self, run, before, reason):
+        """Check that a command failed with one sentence, and lost nothing."""
+        self.assertEqual(run.returncode, 1, run.stdout)
+        error = run.stderr.decode("utf-8")
+        self.assertRegex(error, rf"\Alightrag: [^\n]*{reason}[^\n]*\n\Z")
+        self.assertEqual(self.stored(), before)
+        self.assertEqual(self.temporaries(), [])
+        self.assertEqual(self.project.run("search", "limit").returncode, 0)
+
+    @unittest.skipUnless(os.name == "posix", "Unix can limit the size of files")
+    def test_STO_2_a_full_disk(self):
+        self.project.write("a.md", "# A\n\nThe limit is 5.\n")
+        self.assertEqual(self.project.run("add", "a.md", "--yes").returncode, 0)
+        before = self.stored()
+        self.project.write("big.txt", "many words in a line\n" * 20_000)
+        small = ("sh", "-c", 'ulimit -f 64; exec "$@"', "sh")
+        for words in (["add", "big.txt", "--yes"], ["ask", "--add", "big.txt", "--yes", "x"]):
+            with self.subTest(words):
+                run = self.project.run(*words, shell=small)
+                self.assert_kept(run, before, "size limit")
+
+    @unittest.skipUnless(SLOW and getattr(os, "getuid", bool)() == 0,
+                         "LRAG_TEST_SLOW=1 runs it for root on Unix")
+    def test_a_full_tmpfs(self):
+        os.mkdir(self.home)
+        mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", self.home]
+        if subprocess.run(mount, stderr=subprocess.DEVNULL, check=False).returncode:
+            self.skipTest("no tmpfs can be mounted here")
+        self.addCleanup(subprocess.run, ["umount", self.home], check=True)
+        self.project.write("a.md", "# A\n\nThe limit is 5.\n")
+        self.assertEqual(self.project.run("add", "a.md", "--yes").returncode, 0)
+        before = self.stored()
+        self.project.write("big.txt", "many words in a line\n" * 20_000)
+        run = self.project.run("add", "big.txt", "--yes")
+        self.assert_kept(run, before, "disk is full")
+
+    @unittest.skipUnless(SLOW and getattr(os, "getuid", bool)() == 0,
+                         "LRAG_TEST_SLOW=1 runs it for root on Unix")
+    def test_a_folder_that_only_others_may_write(self):
+        self.project.write("a.md", "# A\n\nThe limit is 5.\n")
+        # In this process, since another user may not read this Python; what it imports
+        # for an add is loaded by the first one.
+        self.assertEqual(self.project.call("add", "a.md", "--yes")[0], 0)
+        before = self.stored()
+        self.project.write("b.md", "# B\n\nThe limit is 6.\n")
+        os.chmod(self.project.folder, 0o755)
+        os.seteuid(65534)
+        try:
+            code, _, err = self.project.call("add", "b.md", "--yes")
+            found = self.project.data("search", "limit")
+        finally:
+            os.seteuid(0)
+        self.assertEqual(code, 1)
+        self.assertRegex(err, r"\Alightrag: [^\n]*no permission\n\Z")
+        self.assertEqual(self.stored(), before)
+        self.assertEqual([hit["source"] for hit in found[1]["hits"]], ["a.md"])
+
+
 # =============================================================================
 # 49. Asking
 # =============================================================================
