@@ -48,52 +48,54 @@ terminal, clock or environment):
     29 Stream        server-sent events, and thoughts in the text, cut anywhere
     30 Deltas        what the chunks of one answer add up to
     31 Context       what a model is told, within a budget
-    32 Permissions   (rules, call) to allow, ask or deny
-    33 Paths         ignore rules, secret names, confinement below a root
-    34 Addresses     web addresses: fit to show, fit to send, where they lead
-    35 Files         reading, atomic writes and locks
-    36 Folders       walking, the home of a knowledge base, configuration
-    37 Network       how this machine reaches others: proxies and certificates
-    38 Http          the only section that opens connections
-    39 Pages         one web page, its redirects checked at every step
-    40 Sources       path, folder, glob, URL or standard input to raw documents
-    41 Format        the bytes of knowledge.json, a document a line
-    42 Store         knowledge.json, and the index derived from it
-    43 Knowledge     the documents and their index
-    44 Ingest        plan, ask, add, sync and remove
-    45 Memory        long-term facts and the working memory
-    46 Conversation  what was said, shown and noted, and where it is kept
-    47 Model         chat completions: retries, what a server takes, errors as sentences
-    48 Reach         what may be read below the root, and by which programs
-    49 Lookup        the tools that read: documents, files, history
-    50 Tools         a table of what the agent can do
-    51 Requests      what is sent: within a budget, and what is made of a conversation
-    52 Calls         run what a model asks for, or say why not
-    53 Agent         the loop; yields events, never prints
-    54 Evaluation    run judged sets and golden cases
-    55 Console       printing, asking and progress under any encoding
-    56 Consent       ask once, and remember what the user wants remembered
-    57 Arguments     the words of a command line to a command and its options
-    58 Options       the options that several commands share
-    59 Intake        the commands that add, sync and remove
-    60 Asking        the commands that list, show, search and ask
-    61 Grading       the command that evaluates
-    62 Prompt        the interactive prompt
-    63 Admission     who may ask a server, and how often
-    64 Wire          the agent's events as the page knows them
-    65 Completions   the OpenAI format, as a server speaks it
-    66 Layout        the page: what stands where, and how it looks
-    67 Script        what the page does
-    68 Manners       how the page is used: asking, documents, permission, keys
-    69 Opening       settings to a model, and a conversation to its agent
-    70 Service       the agent and the knowledge base for faces that serve several
-    71 Web           the page, its endpoints, and an endpoint for chat clients
-    72 Endpoints     one request: through the gates, to its answer
-    73 Serving       connections, and the command that serves
-    74 Rpc           JSON-RPC 2.0, a message a line
-    75 Mcp           the same tools for other agents, over standard input and output
-    76 Faces         the commands that serve others
-    77 Command line  the table of commands, and main
+    32 Quantities    the numbers that a text states, however they are written
+    33 Checking      every marked sentence against the passage it cites
+    34 Permissions   (rules, call) to allow, ask or deny
+    35 Paths         ignore rules, secret names, confinement below a root
+    36 Addresses     web addresses: fit to show, fit to send, where they lead
+    37 Files         reading, atomic writes and locks
+    38 Folders       walking, the home of a knowledge base, configuration
+    39 Network       how this machine reaches others: proxies and certificates
+    40 Http          the only section that opens connections
+    41 Pages         one web page, its redirects checked at every step
+    42 Sources       path, folder, glob, URL or standard input to raw documents
+    43 Format        the bytes of knowledge.json, a document a line
+    44 Store         knowledge.json, and the index derived from it
+    45 Knowledge     the documents and their index
+    46 Ingest        plan, ask, add, sync and remove
+    47 Memory        long-term facts and the working memory
+    48 Conversation  what was said, shown and noted, and where it is kept
+    49 Model         chat completions: retries, what a server takes, errors as sentences
+    50 Reach         what may be read below the root, and by which programs
+    51 Lookup        the tools that read: documents, files, history
+    52 Tools         a table of what the agent can do
+    53 Requests      what is sent: within a budget, and what is made of a conversation
+    54 Calls         run what a model asks for, or say why not
+    55 Agent         the loop; yields events, never prints
+    56 Evaluation    run judged sets and golden cases
+    57 Console       printing, asking and progress under any encoding
+    58 Consent       ask once, and remember what the user wants remembered
+    59 Arguments     the words of a command line to a command and its options
+    60 Options       the options that several commands share
+    61 Intake        the commands that add, sync and remove
+    62 Asking        the commands that list, show, search and ask
+    63 Grading       the command that evaluates
+    64 Prompt        the interactive prompt
+    65 Admission     who may ask a server, and how often
+    66 Wire          the agent's events as the page knows them
+    67 Completions   the OpenAI format, as a server speaks it
+    68 Layout        the page: what stands where, and how it looks
+    69 Script        what the page does
+    70 Manners       how the page is used: asking, documents, permission, keys
+    71 Opening       settings to a model, and a conversation to its agent
+    72 Service       the agent and the knowledge base for faces that serve several
+    73 Web           the page, its endpoints, and an endpoint for chat clients
+    74 Endpoints     one request: through the gates, to its answer
+    75 Serving       connections, and the command that serves
+    76 Rpc           JSON-RPC 2.0, a message a line
+    77 Mcp           the same tools for other agents, over standard input and output
+    78 Faces         the commands that serve others
+    79 Command line  the table of commands, and main
 
 Words: a document has a title, a source (the path or URL it came from) and a text;
 a chunk is a passage of it, text[start:end]; a hit is a chunk that a search found;
@@ -263,6 +265,16 @@ BLANKS_HELD_MAX = 1000      # before an answer, while a <think> may still come
 # Deltas
 DAMAGE_CHARS_MAX = 60       # shown of a chunk that cannot be read
 CUT_CALL = "Not run: the call was cut off by the length limit; send it again, shorter."
+
+# Checking
+SUPPORT_SHARE_MIN = 0.5     # of a sentence's words, by weight, must be in the passage
+FOREIGN_SIGNS_MIN = 3       # signs in a row that are not there: no turn of phrase
+THEME_IDF = 2.3             # of a word in a tenth of the chunks
+KNOWN_IDF = 4.0             # less than that of an unseen word: in some 30 chunks
+BASE_IDF_MIN = 6.0          # of an unseen word: the base has 200 chunks to learn from
+RARE_IDF = 2.2              # less than that of an unseen word: in 4 chunks at most
+SAME_SENTENCE_SHARE = 0.7   # of the tokens of two sentences: one is the other, changed
+PART_SENTENCE_SHARE = 0.7   # of the tokens of a sentence: it is part of the other
 
 # Permissions
 
@@ -539,6 +551,35 @@ QUANTITY_SIGNS = r"""\d|[〇一二两兩三四五六七八九十百千万萬亿�
 \b(?:july|august|september|october|november|december)\b"""
 LIST_PHRASES = r"""\bwhat are\b|\bwhich\b.*\bare\b|\blist\b|\bsteps\b
 \bhow (?:do|can|to)\b|哪些|哪[几幾]|[几幾][种種个個点點步]|步骤|步驟|列[出举舉]|包[括含]"""
+NUMBER_WORDS = {            # English; compared as values
+    "zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6,
+    "seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11, "twelve": 12,
+    "both": 2, "twice": 2, "dozen": 12, "fifteen": 15, "twenty": 20, "thirty": 30,
+    "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
+    "hundred": 100, "thousand": 1000, "first": 1, "second": 2, "third": 3, "fourth": 4,
+    "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8, "ninth": 9, "tenth": 10,
+}
+COUNTED_SIGNS = "年月日号號时時点點个個次人名位种種倍元岁歲天条條步章节節页頁行字世代级級届屆层層台辆輛座"
+MONTHS = """
+january february march april may june july august september october november december
+jan feb mar apr may jun jul aug sep oct nov dec
+"""
+NEGATION_WORDS = "not no never nor don't doesn't isn't aren't cannot 不 没 沒 未 非 无 無"
+# First signs of Chinese names of people; signs that names of places and institutions
+# end with; signs that spell foreign names.
+SURNAMES = frozenset(
+    "王李张張刘劉陈陳杨楊赵趙黄黃周吴吳徐孙孫胡朱高林何郭马馬罗羅梁宋郑鄭谢謝韩韓唐冯馮于董萧蕭程曹"
+    "袁邓鄧许許傅沈曾彭吕呂苏蘇卢盧蒋蔣蔡贾賈丁魏薛叶葉阎閻余潘杜戴夏钟鍾汪田任姜范方石姚谭譚廖邹鄒"
+    "熊金陆陸郝孔白崔康毛邱秦江史顾顧侯邵孟龙龍万萬段雷钱錢汤湯尹黎易常武乔喬贺賀赖賴龚龔文"
+)
+PLACE_SIGNS = frozenset(
+    "省市县縣区區州国國镇鎮村乡鄉路街山江河湖海岛島港桥橋站寺庙廟宫宮城院校社局部厅廳馆館司"
+)
+SOUND_SIGNS = frozenset(
+    "阿埃艾安奥奧巴贝貝比波伯布查达達丹德登迪杜顿頓恩尔爾菲费費佛弗福盖蓋戈格古哈赫霍基吉加杰傑金卡凯凱"
+    "科克库庫拉莱萊兰蘭劳勞勒雷里理利林鲁魯伦倫罗羅洛马馬麦麥曼梅门門蒙米莫姆穆纳納内奈尼宁寧诺諾欧歐"
+    "帕佩皮普奇乔喬切萨薩塞瑟森沙什史斯索塔泰坦特托图圖瓦威维維温文沃乌烏西希夏谢謝辛休雅亚亞耶伊尤约約泽澤扎兹茲"
+)
 FINISH_REASONS = {          # lower case; whatever else servers say means stop
     "length": "length", "max_tokens": "length", "max_output_tokens": "length",
     "model_length": "length", "content_filter": "content_filter",
@@ -5119,6 +5160,7 @@ LABELS = {      # English, Chinese
     "sources": ("Sources:", "来源："),
     "chunk": ("chunk", "片段"),
     "stale": ("changed since it was added", "加入后已有改动"),
+    "unsupported": ("not borne out by the source", "出处不支持此说法"),
 }
 
 
@@ -6701,7 +6743,410 @@ def without_calls(messages):
 
 
 # =============================================================================
-# 32. Permissions -- (rules, call) to allow, ask or deny [pure]
+# 32. Quantities -- the numbers that a text states, however they are written [pure]
+#    Uses: Lists
+# =============================================================================
+
+# 12,000 and 一万二 and 12k and １２０００ are one number.  Numbers are compared as values
+# in their shortest form; what has two points (3.11.7) is a version and compared as is.
+
+CHINESE_DIGITS = {sign: value for value, signs in enumerate(
+    ("〇零", "一壹", "二两兩贰", "三叁", "四肆", "五伍", "六陆", "七柒", "八捌", "九玖")
+) for sign in signs}
+CHINESE_TENS = {"十": 10, "拾": 10, "百": 100, "佰": 100, "千": 1000, "仟": 1000}
+SCALES = {"k": 1e3, "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12,
+          "百": 1e2, "千": 1e3, "万": 1e4, "萬": 1e4, "亿": 1e8, "億": 1e8}
+STATED_NUMBER = re.compile(
+    r"(?<![a-z_\d.])(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)*)"
+    r"(?:(k)(?![a-z])|\s*(thousand|[mbtr]+illion)(?![a-z])|\s*([百千]?[万萬亿億]|[百千]))?"
+)
+CHINESE_NUMBER = re.compile(
+    "[" + "".join(CHINESE_DIGITS) + "".join(CHINESE_TENS) + "万萬亿億]+"
+)
+# What makes one sign a number and not part of a word (四川, 三明治).
+COUNTED = re.compile(rf"\s*([{COUNTED_SIGNS}])")
+PLAIN_COUNTED = str.maketrans("號時點個種歲條節頁級屆層臺輛", "号时点个种岁条节页级届层台辆")
+NUMBER_WORD = re.compile(r"(?<![a-z])(?:" + "|".join(NUMBER_WORDS) + r")(?![a-z])")
+
+
+class Quantity(NamedTuple):
+    """A number as a text states it."""
+
+    value: str      # "12000", "0.5", "3.11.7"
+    unit: str       # the sign that counts, as 年 or 个, where one follows
+    start: int
+    end: int
+
+
+def quantities(text):
+    """Return the Quantities of a normalised text, in order, written in digits or signs.
+
+    >>> [found[:2] for found in quantities("12,000 或 1.2万，二〇一九年，百分之五十")]
+    [('12000', ''), ('12000', ''), ('2019', '年'), ('50', '')]
+    """
+    found = []
+    for match in STATED_NUMBER.finditer(text):
+        written, *scale = match.groups()
+        factor = math.prod(map(SCALES.get, _scale_signs("".join(filter(None, scale)))))
+        found.append(_quantity(text, match, _shortest(written, factor)))
+    taken = {quantity.end for quantity in found}
+    for match in CHINESE_NUMBER.finditer(text):
+        if text[: match.start()][-1:].isdecimal() or match.end() in taken:
+            continue
+        if _counts(text, match):
+            value = chinese_value(match[0])
+            found.append(_quantity(text, match, _shortest(str(value))))
+    return sorted(found, key=lambda quantity: quantity.start)
+
+
+def _quantity(text, match, value):
+    unit = COUNTED.match(text, match.end())
+    unit = unit[1].translate(PLAIN_COUNTED) if unit else ""
+    return Quantity(value, unit, *match.span())
+
+
+def _scale_signs(scale):
+    """Return the keys of SCALES that a scale is made of."""
+    return [scale] if scale in SCALES else list(scale)
+
+
+def _shortest(written, factor=1):
+    """Return the shortest form of a number; a version stays as it is."""
+    if written.count(".") > 1:
+        return written
+    value = float(written.replace(",", "")) * factor
+    return f"{value:.12g}" if value < 1e12 else f"{value:.0f}"
+
+
+def _counts(text, match):
+    """Tell whether signs are a number here, and not part of a word."""
+    if len(match[0]) > 1:
+        return match[0][0] in CHINESE_DIGITS or match[0][0] in "十拾"
+    return match[0] not in "一零〇" and bool(COUNTED.match(text, match.end()))
+
+
+def chinese_value(signs):
+    """Return the value of a Chinese number.
+
+    >>> [chinese_value(n) for n in ("一万二千", "四十", "二〇一九", "两亿零五", "三百五")]
+    [12000, 40, 2019, 200000005, 350]
+    """
+    if not any(sign in CHINESE_TENS or sign in "万萬亿億" for sign in signs):
+        return int("".join(str(CHINESE_DIGITS[sign]) for sign in signs))
+    total = part = digit = 0
+    last = 1
+    for sign in signs:
+        if sign in CHINESE_DIGITS:
+            digit, last = CHINESE_DIGITS[sign], 1 if CHINESE_DIGITS[sign] == 0 else last
+        elif sign in CHINESE_TENS:
+            last = CHINESE_TENS[sign]
+            part, digit = part + (digit or 1) * last, 0
+        else:
+            last = int(SCALES[sign])
+            total, part, digit = (total + part + digit) * last or last, 0, 0
+    short = digit and last > 1 and signs[-2:-1] and signs[-2] not in CHINESE_DIGITS
+    return total + part + (digit * last // 10 if short else digit)
+
+
+class Stated(NamedTuple):
+    """The values that a text states."""
+
+    free: set       # without a unit: they may be of any
+    counted: set    # of (value, unit)
+    all: set        # every reading of every value
+
+    def has(self, quantity):
+        """Tell whether a text states a quantity, in whatever form."""
+        if not quantity.unit:
+            return quantity.value in self.all
+        of_unit = (quantity.value, quantity.unit) in self.counted
+        return of_unit or quantity.value in self.free
+
+
+def stated(text):
+    """Return what a normalised text states, number words included.
+
+    >>> found = stated("three files, 第5章")
+    >>> [found.has(quantity) for quantity in quantities("第五章，5条，3条，3")]
+    [True, False, True, True]
+    """
+    found = quantities(text)
+    free = {quantity.value for quantity in found if not quantity.unit}
+    free.update(str(NUMBER_WORDS[word]) for word in NUMBER_WORD.findall(text))
+    counted = {(quantity.value, quantity.unit) for quantity in found}
+    every = free | {value for value, _ in counted}
+    every.update(_shortest(part) for part in re.findall(r"\d+(?:\.\d+)?", text))
+    every.update(str(chinese_value(signs)) for signs in CHINESE_NUMBER.findall(text))
+    return Stated(free, counted, every)
+
+
+# =============================================================================
+# 33. Checking -- every marked sentence against the passage it cites [pure]
+#    Uses: Settings, Lists, Text, Prose, Definitions, Answers, Context, Quantities
+# =============================================================================
+
+# A model that cites is believed only as far as the passage goes.  A sentence with
+# marks is held against the passages they lead to, all together.  What can be wrong in
+# one sign must stand there: numbers, dates, names, quoted words, paths, identifiers.
+# Of the other words enough must, the rarer the more; an answer may use its own words.
+# Where answer and passage are of two languages, words cannot be compared.  A negation
+# is seen only where the words are the passage's own: see notes/checking.md.
+
+LEADING_MARKS = re.compile(rf"(?:\s*{MARK.pattern})+[.。,，;；]?")
+BULLET = re.compile(r"[ \t]*(?:[-*+•>#]+|\d{1,3}[.)、])[ \t]+")
+QUOTED = re.compile(
+    r"“([^”]{2,})”|\"([^\"\n]{2,})\"|「([^」]{2,})」|『([^』]{2,})』|《([^》]{2,})》"
+    r"|`([^`\n]+)`"
+)
+CODE_NAME = re.compile(
+    r"(?<![\w/.])(?:"
+    r"--[a-z][\w-]+"                                # --flag
+    r"|(?:[\w.-]+)?(?:[/\\][\w.-]+){2,}|[/\\][\w.-]+[\w]"   # a/b/c, /etc
+    r"|[\w-]+(?:/[\w-]+)*\.[A-Za-z]\w{1,5}(?![\w.])"    # name.md
+    r"|\w*[A-Za-z]\w*_\w+|_\w+"                     # snake_case
+    r"|[a-z]+[A-Z]\w*|[A-Z][a-z]+[A-Z]\w*"          # camelCase
+    r"|[A-Za-z]+\d\w*|\d+[A-Za-z]{2,}\d\w*"         # gpt4
+    r")"
+)
+NAME = re.compile(r"(?<![A-Za-z\d_'’.-])[A-Z][\w'’-]*[a-z][\w'’-]*")
+MONTH = re.compile(r"\b(?:" + "|".join(MONTHS.title().split()) + r")\b")
+LISTED = re.compile(r"(?<![\w(])\(?\d{1,2}[)）]")
+NEGATIONS = frozenset(tokens(NEGATION_WORDS))
+BLANKS = re.compile(r"\s+")
+DRAWN = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "*": None, "`": None})
+
+
+class Claim(NamedTuple):
+    """A sentence of an answer, and the sources it cites."""
+
+    start: int      # in the answer, marks included
+    end: int
+    text: str       # without marks and bullet
+    numbers: tuple
+
+
+class Finding(NamedTuple):
+    """A claim that its sources do not bear out."""
+
+    claim: Claim
+    reason: str
+
+
+def claims_of(text):
+    """Return the Claims of an answer: its sentences that cite, in order.
+
+    Marks behind the full stop belong to the sentence before.
+    >>> [claim.text for claim in claims_of("It is 3. [1] Maybe.\\n- It is 4 [2].")]
+    ['It is 3.', 'It is 4 .']
+    """
+    spans = []
+    for start, end in sentences(text):
+        leading = LEADING_MARKS.match(text, start, end) if spans else None
+        if leading:
+            spans[-1] = spans[-1][0], leading.end()
+            start = leading.end()
+        if text[start:end].strip():
+            spans.append((start, end))
+    claims = []
+    for start, end in spans:
+        numbers = tuple(marks_in(text[start:end]))
+        if numbers:
+            bullet = BULLET.match(text, start, end)
+            bare = MARK.sub("", text[bullet.end() if bullet else start : end]).strip()
+            claims.append(Claim(start, end, bare, numbers))
+    return claims
+
+
+def check_answer(text, passages, idf):
+    """Return a Finding for each claim of an answer that its sources do not bear out.
+
+    text      str, an answer with [n] marks
+    passages  {n: Hit}, all that may be cited
+    idf       callable: token -> float >= 0, the rarer the higher
+    """
+    findings = []
+    for claim in claims_of(text):
+        unknown_marks = [n for n in claim.numbers if n not in passages]
+        if unknown_marks:
+            reason = f"there is no source [{unknown_marks[0]}]"
+        else:
+            hits = [passages[n] for n in claim.numbers]
+            reason = why_unsupported(claim.text, hits, idf)
+        if reason:
+            findings.append(Finding(claim, reason))
+    return findings
+
+
+def why_unsupported(sentence, hits, idf):
+    """Return "" when a sentence follows from hits as far as can be seen, else why not.
+
+    >>> hit = Hit(1, "a.md", "", "text", 1, 1, "", 0, 9, 1, 1, 1.0, False,
+    ...           "The retry limit is 3; see config.toml.")
+    >>> why_unsupported("The retry limit is three.", [hit], lambda token: 1.0)
+    ''
+    >>> why_unsupported("The retry limit is 5.", [hit], lambda token: 1.0)
+    'the passage does not say 5'
+    """
+    text = "\n".join(f"{hit.title}\n{hit.heading}\n{hit.source}\n{hit.text}"
+                     for hit in hits)
+    passage = _Passage(text)
+    for absent in (_missing_number(sentence, passage),
+                   _missing_quote(sentence, passage),
+                   _missing_name(sentence, passage, idf)):
+        if absent:
+            return f"the passage does not say {one_line(absent, 60)}"
+    if _denied(sentence, passage):
+        return "the passage says the opposite"
+    if language(sentence) != language("\n".join(hit.text for hit in hits)):
+        return ""
+    share, foreign = word_support(sentence, passage.tokens, idf)
+    if foreign:
+        return f"the passage does not say {one_line(foreign, 60)}"
+    return "" if share >= SUPPORT_SHARE_MIN else "the passage says something else"
+
+
+class _Passage:
+    """What is looked up in the passages of a claim."""
+
+    def __init__(self, text):
+        self.text = _plain(text)
+        self.squeezed = BLANKS.sub("", self.text)
+        self.stated = stated(self.text)
+        self.sentences = [frozenset(tokens(text[a:b])) for a, b in sentences(text)]
+        self.tokens = frozenset(tokens(text))
+
+
+def _plain(text):
+    """Return a text as facts are compared: normalised, without emphasis and quotes."""
+    return BLANKS.sub(" ", normalise(text.translate(DRAWN)))
+
+
+def _missing_number(sentence, passage):
+    """Return a number or month of a sentence that the passage does not state, or ""."""
+    plain = _plain(LISTED.sub(" ", CODE_NAME.sub(" ", sentence)))
+    for quantity in quantities(plain):
+        if not passage.stated.has(quantity):
+            return plain[quantity.start : quantity.end].strip()
+    for month in MONTH.findall(sentence):
+        number = MONTHS.split().index(month.lower()) % 12 + 1
+        named = month[:3].lower() in passage.text or f"{number}月" in passage.squeezed
+        if not named and not re.search(rf"\d-0?{number}-\d", passage.text):
+            return month
+    return ""
+
+
+def _missing_quote(sentence, passage):
+    """Return a quoted string, path or identifier that the passage lacks, or ""."""
+    quotes = [next(filter(None, groups)) for groups in QUOTED.findall(sentence)]
+    for words in quotes + CODE_NAME.findall(QUOTED.sub(" ", sentence)):
+        words = words.strip(".,;:!?。，；：！？()（）")
+        if BLANKS.sub("", _plain(words)) not in passage.squeezed:
+            return words
+    return ""
+
+
+def _missing_name(sentence, passage, idf):
+    """Return a name in Latin letters that the passage lacks, or "".
+
+    What much of the base is about need not be named in each passage.
+    """
+    for match in NAME.finditer(sentence):
+        if match.start() == 0:
+            continue        # any word begins a sentence with a capital
+        found = tokens(match[0])
+        if STOPPED.issuperset(found) or passage.tokens.issuperset(found):
+            continue
+        theme = max(map(idf, found)) < min(THEME_IDF, idf("") - KNOWN_IDF)
+        if not theme and _plain(match[0]) not in passage.text:
+            return match[0]
+    return ""
+
+
+def _denied(sentence, passage):
+    """Tell whether a sentence is one of the passage's, or part of one, but denied.
+
+    Only where nearly all words are the same; in other words it cannot be told.
+    """
+    found = frozenset(tokens(sentence))
+    own = max(passage.sentences, key=lambda own: len(found & own), default=frozenset())
+    added, dropped = (found - own) & NEGATIONS, (own - found) & NEGATIONS
+    part = len(found & own) >= PART_SENTENCE_SHARE * len(found)
+    whole = len(found & own) >= SAME_SENTENCE_SHARE * len(found | own)
+    return bool(part and added or whole and (added or dropped))
+
+
+def word_support(sentence, found, idf):
+    """Return (share of a sentence's words that are found, a foreign name or "").
+
+    The words are weighed as a question's are.  Of a run of signs, what no pair that is
+    found covers is foreign; long, or looking like a name, it must not be there.
+    """
+    weighted = [(token, weight * (idf(token) + IDF_PRIOR)
+                 * (LIGHT_SHARE if token in LIGHT_WORDS else 1.0))
+                for token, weight in question_tokens(sentence)]
+    total = sum(weight for _, weight in weighted)
+    share = sum(covered_words(weighted, found)) / total if total else 1.0
+    for run in re.findall(rf"{HAN.pattern}+", QUESTION_PHRASE.sub(" ", sentence)):
+        for start, end in uncovered(run, found):
+            pairs = map(add, run[start : end - 1], run[start + 1 : end])
+            rare = idf("") > BASE_IDF_MIN and end - start > 1 and all(
+                idf(pair) > idf("") - RARE_IDF for pair in pairs)
+            if rare or looks_like_name(run, start, end):
+                return share, run[start:end]
+    return share, ""
+
+
+def uncovered(run, found):
+    """Return the spans of a run's signs that no found pair of neighbours covers.
+
+    >>> uncovered("李明在北京", {"在北", "北京"})
+    [(0, 2)]
+    """
+    bare = [True] * len(run)
+    for i, pair in enumerate(map(add, run, run[1:])):
+        if pair in found:
+            bare[i] = bare[i + 1] = False
+    marks = "".join(" " if not is_bare else "g" if sign in GRAMMAR_SIGNS else "x"
+                    for is_bare, sign in zip(bare, run))
+    return [match.span() for match in re.finditer("x(?:[xg]*x)?", marks)]
+
+
+def looks_like_name(run, start, end):
+    """Tell whether signs that the passage lacks are a name, or too many to be a turn.
+
+    >>> looks_like_name("李明在北京", 0, 2), looks_like_name("启动压缩", 0, 2)
+    (True, False)
+    """
+    signs, behind = run[start:end], run[end : end + 1]
+    if len(signs) >= FOREIGN_SIGNS_MIN:
+        return True
+    if len(signs) < 2:
+        return False
+    if signs[0] in SURNAMES and len(signs) <= 3:
+        return True
+    if signs[-1] in PLACE_SIGNS or behind and behind in PLACE_SIGNS:
+        return True
+    return sum(sign in SOUND_SIGNS for sign in signs) >= 2
+
+
+def with_doubts(text, findings, question):
+    """Return an answer with a notice behind each claim that is not borne out."""
+    notice = f" ({label('unsupported', question)})"
+    for finding in reversed(findings):
+        end = finding.claim.end
+        text = text[:end] + notice + text[end:]
+    return text
+
+
+def doubted(citations, findings):
+    """Return citations, those of a finding's claim as not supported."""
+    numbers = {n for finding in findings for n in finding.claim.numbers}
+    return tuple(cited._replace(supported=cited.supported and cited.n not in numbers)
+                 for cited in citations)
+
+
+# =============================================================================
+# 34. Permissions -- (rules, call) to allow, ask or deny [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -6810,7 +7255,7 @@ def with_rule(config, project, rule):
 
 
 # =============================================================================
-# 33. Paths -- ignore rules, secret names, confinement below a root [pure]
+# 35. Paths -- ignore rules, secret names, confinement below a root [pure]
 #    Uses: Settings, Lists, Errors
 # =============================================================================
 
@@ -7058,7 +7503,7 @@ def _names(path, flavour):
 
 
 # =============================================================================
-# 34. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
+# 36. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
 #    Uses: Settings, Lists, Errors
 # =============================================================================
 
@@ -7223,7 +7668,7 @@ def masked(text, secrets):
 
 
 # =============================================================================
-# 35. Files -- reading, atomic writes and locks
+# 37. Files -- reading, atomic writes and locks
 #    Uses: Settings, Errors
 # =============================================================================
 
@@ -7529,7 +7974,7 @@ def make_home(home):
 
 
 # =============================================================================
-# 36. Folders -- walking, the home of a knowledge base, configuration
+# 38. Folders -- walking, the home of a knowledge base, configuration
 #    Uses: Settings, Lists, Errors, Prose, Paths, Files
 # =============================================================================
 
@@ -7879,7 +8324,7 @@ def change_config(environ, change):
 
 
 # =============================================================================
-# 37. Network -- how this machine reaches others: proxies and certificates
+# 39. Network -- how this machine reaches others: proxies and certificates
 #    Uses: Settings, Errors, Addresses
 # =============================================================================
 
@@ -7984,7 +8429,7 @@ def tls_context(network):
 
 
 # =============================================================================
-# 38. Http -- the only section that opens connections
+# 40. Http -- the only section that opens connections
 #    Uses: Settings, Errors, Addresses, Network
 # =============================================================================
 
@@ -8333,7 +8778,7 @@ def _network_error(error, url, limits, variable):
 
 
 # =============================================================================
-# 39. Pages -- one web page, its redirects checked at every step
+# 41. Pages -- one web page, its redirects checked at every step
 #    Uses: Settings, Errors, Addresses, Network, Http
 # =============================================================================
 
@@ -8420,7 +8865,7 @@ def _page(reply):
 
 
 # =============================================================================
-# 40. Sources -- path, folder, glob, URL or standard input to raw documents
+# 42. Sources -- path, folder, glob, URL or standard input to raw documents
 #    Uses: Settings, Errors, Decoding, Documents, Addresses, Files, Folders, Pages
 # =============================================================================
 
@@ -8740,7 +9185,7 @@ def _run_on(data, command, timeout_s):
 
 
 # =============================================================================
-# 41. Format -- the bytes of knowledge.json, a document a line [pure]
+# 43. Format -- the bytes of knowledge.json, a document a line [pure]
 #    Uses: Settings, Errors, Chunks, Documents
 # =============================================================================
 
@@ -8854,7 +9299,7 @@ def line_digest(line):
 
 
 # =============================================================================
-# 42. Store -- knowledge.json, and the index derived from it
+# 44. Store -- knowledge.json, and the index derived from it
 #    Uses: Settings, Errors, Chunks, Sealed, Segments, Ranking, Files, Format
 # =============================================================================
 
@@ -9200,7 +9645,7 @@ def mapped(path):
 
 
 # =============================================================================
-# 43. Knowledge -- the documents and their index
+# 45. Knowledge -- the documents and their index
 #    Uses: Settings, Errors, Chunks, Sealed, Ranking, Documents, Files, Folders, Store
 # =============================================================================
 
@@ -9507,7 +9952,7 @@ def root_of(home):
 
 
 # =============================================================================
-# 44. Ingest -- plan, ask, add, sync and remove
+# 46. Ingest -- plan, ask, add, sync and remove
 #    Uses: Settings, Errors, Prose, Chunks, Documents, Folders, Sources
 # =============================================================================
 
@@ -9732,7 +10177,7 @@ def missing_anchor(knowledge, source):
 
 
 # =============================================================================
-# 45. Memory -- long-term facts and the working memory
+# 47. Memory -- long-term facts and the working memory
 #    Uses: Settings, Errors, Text, Prose, Chunks, Ranking, Files
 # =============================================================================
 
@@ -9957,7 +10402,7 @@ def _note_key(kind, text):
 
 
 # =============================================================================
-# 46. Conversation -- what was said, shown and noted, and where it is kept
+# 48. Conversation -- what was said, shown and noted, and where it is kept
 #    Uses: Settings, Errors, Prose, Ranking, Protocol, Context, Files, Memory
 # =============================================================================
 
@@ -10088,7 +10533,7 @@ def conversation_names(folder):
 
 
 # =============================================================================
-# 47. Model -- chat completions: retries, what a server takes, errors as sentences
+# 49. Model -- chat completions: retries, what a server takes, errors as sentences
 #    Uses: Settings, Errors, Prose, Protocol, Deltas, Addresses, Network, Http
 # =============================================================================
 
@@ -10424,7 +10869,7 @@ def retry_wait_s(headers, number, now_s, chance=None):
 
 
 # =============================================================================
-# 48. Reach -- what may be read below the root, and by which programs
+# 50. Reach -- what may be read below the root, and by which programs
 #    Uses: Settings, Errors, Prose, Documents, Files, Folders, Pages, Sources
 # =============================================================================
 
@@ -10559,7 +11004,7 @@ def run_quietly(command, folder, timeout_s=GIT_TIMEOUT_S):
 
 
 # =============================================================================
-# 49. Lookup -- the tools that read: documents, files, history
+# 51. Lookup -- the tools that read: documents, files, history
 #    Uses: Settings, Prose, Ranking, Context, Folders, Ingest, Reach
 # =============================================================================
 
@@ -10723,7 +11168,7 @@ def recent_changes(box, arguments):
 
 
 # =============================================================================
-# 50. Tools -- a table of what the agent can do
+# 52. Tools -- a table of what the agent can do
 #    Uses: Settings, Errors, Context, Sources, Ingest, Memory, Reach, Lookup
 # =============================================================================
 
@@ -10877,7 +11322,7 @@ TOOLS = {tool.name: tool for tool in (
 
 
 # =============================================================================
-# 51. Requests -- what is sent: within a budget, and what is made of a conversation
+# 53. Requests -- what is sent: within a budget, and what is made of a conversation
 #    Uses: Settings, Errors, Prose, Protocol, Context, Model
 # =============================================================================
 
@@ -11067,7 +11512,7 @@ def transcript(messages, summary=""):
 
 
 # =============================================================================
-# 52. Calls -- run what a model asks for, or say why not
+# 54. Calls -- run what a model asks for, or say why not
 #    Uses: Settings, Errors, Protocol, Tools
 # =============================================================================
 
@@ -11153,7 +11598,7 @@ def find_tool(name):
 
 
 # =============================================================================
-# 53. Agent -- the loop; yields events, never prints
+# 55. Agent -- the loop; yields events, never prints
 #    Uses: Settings, Errors, Answers, Protocol, Stream, Context, Model, Requests, Calls
 # =============================================================================
 
@@ -11419,7 +11864,7 @@ class Agent:
 
 
 # =============================================================================
-# 54. Evaluation -- run judged sets and golden cases
+# 56. Evaluation -- run judged sets and golden cases
 #    Uses: Settings, Errors, Metrics, Golden, Files, Knowledge
 # =============================================================================
 
@@ -11560,7 +12005,7 @@ class Pace:
 
 
 # =============================================================================
-# 55. Console -- printing, asking and progress under any encoding
+# 57. Console -- printing, asking and progress under any encoding
 #    Uses: Settings, Prose
 # =============================================================================
 
@@ -11774,7 +12219,7 @@ def fit(text, columns):
 
 
 # =============================================================================
-# 56. Consent -- ask once, and remember what the user wants remembered
+# 58. Consent -- ask once, and remember what the user wants remembered
 #    Uses: Settings, Prose, Permissions, Folders, Ingest
 # =============================================================================
 
@@ -11888,7 +12333,7 @@ class Consent:
 
 
 # =============================================================================
-# 57. Arguments -- the words of a command line to a command and its options [pure]
+# 59. Arguments -- the words of a command line to a command and its options [pure]
 #    Uses: Errors, Prose
 # =============================================================================
 
@@ -12054,7 +12499,7 @@ def _option_rows(options):
 
 
 # =============================================================================
-# 58. Options -- the options that several commands share [pure]
+# 60. Options -- the options that several commands share [pure]
 #    Uses: Settings, Chunks, Arguments
 # =============================================================================
 
@@ -12085,7 +12530,7 @@ SHARED = (
 
 
 # =============================================================================
-# 59. Intake -- the commands that add, sync and remove
+# 61. Intake -- the commands that add, sync and remove
 #    Uses: Errors, Prose, Folders, Sources, Knowledge, Ingest, Consent, Arguments
 # =============================================================================
 
@@ -12278,7 +12723,7 @@ def report_json(report):
 
 
 # =============================================================================
-# 60. Asking -- the commands that list, show, search and ask
+# 62. Asking -- the commands that list, show, search and ask
 #    Uses: Settings, Errors, Prose, Decoding, Answers, Ingest, Intake
 # =============================================================================
 
@@ -12542,7 +12987,7 @@ class Talk:
 
 
 # =============================================================================
-# 61. Grading -- the command that evaluates
+# 63. Grading -- the command that evaluates
 #    Uses: Settings, Errors, Prose, Answers, Golden, Plots, Files, Evaluation, Intake
 # =============================================================================
 
@@ -12648,7 +13093,7 @@ def show_evaluation(result, console):
 
 
 # =============================================================================
-# 62. Prompt -- the interactive prompt
+# 64. Prompt -- the interactive prompt
 #    Uses: Settings, Errors, Prose, Decoding, Folders, Console, Arguments
 # =============================================================================
 
@@ -12868,7 +13313,7 @@ def mend(line, encoding):
 
 
 # =============================================================================
-# 63. Admission -- who may ask a server, and how often [pure]
+# 65. Admission -- who may ask a server, and how often [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -13048,7 +13493,7 @@ def spent_on(record, day):
 
 
 # =============================================================================
-# 64. Wire -- the agent's events as the page knows them [pure]
+# 66. Wire -- the agent's events as the page knows them [pure]
 #    Uses: Settings, Prose, Stream, Context, Model, Calls, Agent
 # =============================================================================
 
@@ -13129,7 +13574,7 @@ def shown_history(conversation):
 
 
 # =============================================================================
-# 65. Completions -- the OpenAI format, as a server speaks it [pure]
+# 67. Completions -- the OpenAI format, as a server speaks it [pure]
 #    Uses: Answers, Protocol, Conversation, Wire
 # =============================================================================
 
@@ -13209,7 +13654,7 @@ def models_json():
 
 
 # =============================================================================
-# 66. Layout -- the page: what stands where, and how it looks [pure]
+# 68. Layout -- the page: what stands where, and how it looks [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -13428,7 +13873,7 @@ PAGE_HTML = """<!doctype html>
 
 
 # =============================================================================
-# 67. Script -- what the page does [pure]
+# 69. Script -- what the page does [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -13724,7 +14169,7 @@ const time = (seconds) => node("span", { className: "number" },
 
 
 # =============================================================================
-# 68. Manners -- how the page is used: asking, documents, permission, keys [pure]
+# 70. Manners -- how the page is used: asking, documents, permission, keys [pure]
 #    Uses: Layout, Script
 # =============================================================================
 
@@ -13928,7 +14373,7 @@ def page_html(nonce, token):
 
 
 # =============================================================================
-# 69. Opening -- settings to a model, and a conversation to its agent
+# 71. Opening -- settings to a model, and a conversation to its agent
 #    Uses: Settings, Prose, Protocol, Memory, Model, Lookup, Calls, Agent, Intake
 # =============================================================================
 
@@ -13983,7 +14428,7 @@ def open_model(environ):
 
 
 # =============================================================================
-# 70. Service -- the agent and the knowledge base for faces that serve several
+# 72. Service -- the agent and the knowledge base for faces that serve several
 #    Uses: Settings, Errors, Ingest, Conversation, Consent, Intake, Asking, Opening
 # =============================================================================
 
@@ -14179,7 +14624,7 @@ def open_service(options, console):
 
 
 # =============================================================================
-# 71. Web -- the page, its endpoints, and an endpoint for chat clients
+# 73. Web -- the page, its endpoints, and an endpoint for chat clients
 #    Uses: Settings, Prose, Files, Admission, Wire, Service
 # =============================================================================
 
@@ -14377,7 +14822,7 @@ class PageAsker(Nobody):
 
 
 # =============================================================================
-# 72. Endpoints -- one request: through the gates, to its answer
+# 74. Endpoints -- one request: through the gates, to its answer
 #    Uses: Settings, Errors, Intake, Admission, Wire, Completions, Manners, Service, Web
 # =============================================================================
 
@@ -14667,7 +15112,7 @@ ENDPOINTS = {
 
 
 # =============================================================================
-# 73. Serving -- connections, and the command that serves
+# 75. Serving -- connections, and the command that serves
 #    Uses: Settings, Errors, Files, Admission, Service, Web, Endpoints
 # =============================================================================
 
@@ -14809,7 +15254,7 @@ def web_limits(environ):
 
 
 # =============================================================================
-# 74. Rpc -- JSON-RPC 2.0, a message a line [pure]
+# 76. Rpc -- JSON-RPC 2.0, a message a line [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -14864,7 +15309,7 @@ def rpc_failure(name, error):
 
 
 # =============================================================================
-# 75. Mcp -- the same tools for other agents, over standard input and output
+# 77. Mcp -- the same tools for other agents, over standard input and output
 #    Uses: Settings, Errors, Context, Lookup, Tools, Intake, Wire, Opening, Service, Rpc
 # =============================================================================
 
@@ -15089,7 +15534,7 @@ def mcp_command(options, console):
 
 
 # =============================================================================
-# 76. Faces -- the commands that serve others
+# 78. Faces -- the commands that serve others
 #    Uses: Settings, Arguments, Options, Serving, Mcp
 # =============================================================================
 
@@ -15111,7 +15556,7 @@ FACES = {
 
 
 # =============================================================================
-# 77. Command line -- the table of commands, and main
+# 79. Command line -- the table of commands, and main
 #    Uses: Errors, Console, Arguments, Options, Intake, Asking, Grading, Prompt, Faces
 #          Faces
 # =============================================================================

@@ -3946,6 +3946,151 @@ class Test24Context(unittest.TestCase):
 
 
 # =============================================================================
+# 32. Quantities
+
+
+class Test32Quantities(unittest.TestCase):
+    """Numbers, however they are written."""
+
+    def test_values(self):
+        table = [
+            ("12,000", "12000"), ("1.50", "1.5"), ("007", "7"), ("3.11.7", "3.11.7"),
+            ("4k", "4000"), ("3 million", "3000000"), ("1.5 万", "15000"),
+            ("两千三百万", "23000000"), ("三百五十", "350"), ("九十", "90"), ("十二", "12"),
+            ("第二十三章", "23"), ("二〇一九年", "2019"), ("一千零一夜", "1001"),
+            ("百分之五十", "50"), ("50%", "50"), ("三亿", "300000000"), ("兩個", "2"),
+        ]
+        for text, value in table:
+            with self.subTest(text=text):
+                found = lr.quantities(lr.normalise(text))
+                self.assertEqual([quantity.value for quantity in found], [value])
+
+    def test_what_is_no_number(self):
+        for text in ("四川", "三明治", "gpt4", "day5.html", "一个", "万一", "千万别", "", "v2"):
+            with self.subTest(text=text):
+                self.assertEqual(lr.quantities(lr.normalise(text)), [])
+
+    def test_a_passage_states_it_in_another_form(self):
+        table = [
+            ("４０００ 个字符", "4,000 characters", True), ("四千个字符", "limit = 4000", True),
+            ("12,000 rows", "一万二千行", True), ("5 steps", "five steps", True),
+            ("3年", "三个月，五年", False), ("三种", "3 kinds", True),
+            ("2019-03-01", "2019年3月1日", True), ("4001", "4000", False),
+            ("3.11.7", "3.11", False), ("40", "400", False), ("the 2nd", "second", True),
+        ]
+        for claim, passage, held in table:
+            with self.subTest(claim=claim, passage=passage):
+                said = lr.stated(lr.normalise(passage))
+                wanted = lr.quantities(lr.normalise(claim))
+                self.assertEqual(all(map(said.has, wanted)), held)
+
+
+# 33. Checking
+
+
+class Test33Checking(unittest.TestCase):
+    """Marked sentences against their sources."""
+
+    EN = ("The history limit MAX_HISTORY is 4,000 characters since January 2024. "
+          "Ada Lovelace wrote `compress()` in src/history/pack.py; it is not a tool. "
+          "Older messages are summarised by the model.")
+    ZH = "历史压缩的触发阈值默认是4000个字符；压缩时最近的6条消息原样保留。李明在上海写了第三章。"
+
+    def why(self, sentence, *texts):
+        hits = [hit_of(text, source="notes/day5.html") for text in texts]
+        return lr.why_unsupported(sentence, hits, same_idf)
+
+    def test_true_claims_pass(self):
+        table = [
+            (self.EN, "The limit of the history is 4000 characters."),
+            (self.EN, "Since January 2024 MAX_HISTORY is four thousand (4k) characters."),
+            (self.EN, "Lovelace wrote compress() in `src/history/pack.py`."),
+            (self.EN, "The model summarises older messages, see day5.html."),
+            (self.EN, "阈值 MAX_HISTORY 是 4000 个字符。"),     # another language
+            (self.ZH, "历史压缩的阈值是四千个字符。"), (self.ZH, "最近 6 条消息会原样保留。"),
+            (self.ZH, "李明写了第3章。"), (self.ZH, "触发阈值为 ４，０００ 个字符。"),
+        ]
+        for text, claim in table:
+            with self.subTest(claim=claim):
+                self.assertEqual(self.why(claim, text), "")
+
+    def test_what_is_false_in_one_place_is_named(self):
+        table = [
+            (self.EN, "The history limit is 4,001 characters.", "4,001"),
+            (self.EN, "Since March 2024 it is 4000 characters.", "March"),
+            (self.EN, "In 1843 Grace Hopper wrote compress().", "1843"),
+            (self.EN, "It was Hopper who wrote compress().", "Hopper"),
+            (self.EN, "MIN_HISTORY is 4000 characters.", "MIN_HISTORY"),
+            (self.EN, "Lovelace wrote it in src/history/zip.py.", "src/history/zip.py"),
+            (self.EN, 'It says "newer messages" are summarised.', "newer messages"),
+            (self.EN, "Pass --history to set MAX_HISTORY.", "--history"),
+            (self.EN, "阈值 MAX_HISTORY 是 5000 个字符。", "5000"),
+            (self.ZH, "历史压缩的触发阈值默认是五千个字符。", "五千"),
+            (self.ZH, "压缩时最近的8条消息原样保留。", "8"),
+            (self.ZH, "王强在上海写了第三章。", "王强"),
+            (self.ZH, "李明在北京市写了第三章。", "北京市"),
+        ]
+        for text, claim, named in table:
+            with self.subTest(claim=claim):
+                self.assertEqual(self.why(claim, text), f"the passage does not say {named}")
+
+    def test_other_words_and_denials(self):
+        table = [
+            (self.EN, "Chickens are kept in large farms near the coast.",
+             "the passage says something else"),
+            (self.EN, "Older messages are not summarised by the model.",
+             "the passage says the opposite"),
+            (self.ZH, "压缩时最近的6条消息不原样保留。", "the passage says the opposite"),
+        ]
+        for text, claim, reason in table:
+            with self.subTest(claim=claim):
+                self.assertEqual(self.why(claim, text), reason)
+
+    def test_passages_are_held_together(self):
+        claim = "Ada has 3 and Grace has 5."
+        self.assertEqual(self.why(claim, "Ada has 3.", "But Grace has 5."), "")
+        self.assertNotEqual(self.why(claim, "Ada has 3."), "")
+
+    def test_marks_belong_to_their_sentence(self):
+        table = [
+            ("A is 3 [1]. B is 4 [2][3].", [("A is 3 .", (1,)), ("B is 4 .", (2, 3))]),
+            ("A is 3. [1] B is 4. [2]", [("A is 3.", (1,)), ("B is 4.", (2,))]),
+            ("- 甲是三【1】。\n- 乙是四。[2]", [("甲是三。", (1,)), ("乙是四。", (2,))]),
+            ("1. First [1]\n2. Second [2]", [("First", (1,)), ("Second", (2,))]),
+            ("No marks. None.", []), ("", []), ("[1]", [("", (1,))]),
+        ]
+        for text, claims in table:
+            with self.subTest(text=text):
+                found = [(claim.text, claim.numbers) for claim in lr.claims_of(text)]
+                self.assertEqual(found, claims)
+
+    def test_findings_are_shown_behind_their_claims(self):
+        passages = {1: hit_of("The limit is 3.")}
+        text = "The limit is 3 [1]. The limit is 5 [1]. It is 3 [7]."
+        findings = lr.check_answer(text, passages, same_idf)
+        self.assertEqual([finding.reason for finding in findings],
+                         ["the passage does not say 5", "there is no source [7]"])
+        note = " (not borne out by the source)"
+        self.assertEqual(
+            lr.with_doubts(text, findings, "limit?"),
+            f"The limit is 3 [1]. The limit is 5 [1].{note} It is 3 [7].{note}",
+        )
+        cited = (lr.Citation(1, True, passages[1]), lr.Citation(2, True, passages[1]))
+        self.assertEqual([c.supported for c in lr.doubted(cited, findings)], [False, True])
+
+    def test_an_extract_passes_by_construction(self):
+        with open(os.path.join(HERE, "notes", "day5.html"), "rb") as file:
+            parsed = lr.read_document(file.read(), "day5.html")
+        base = lr.Knowledge(None)
+        base.add_text(parsed.text, source="day5.html", title=parsed.title, kind="html")
+        for question in ("历史压缩的触发阈值是多少？", "摘要有哪些要求？", "历史放在哪里？"):
+            with self.subTest(question=question):
+                found = lr.extract(question, base.search(question), base.idf)
+                passages = {cited.n: cited.hit for cited in found.citations}
+                self.assertTrue(passages)
+                self.assertEqual(lr.check_answer(found.text, passages, base.idf), [])
+
+
 # 25. Permissions
 # =============================================================================
 
