@@ -276,8 +276,6 @@ RARE_IDF = 2.2              # less than that of an unseen word: in 4 chunks at m
 SAME_SENTENCE_SHARE = 0.7   # of the tokens of two sentences: one is the other, changed
 PART_SENTENCE_SHARE = 0.7   # of the tokens of a sentence: it is part of the other
 
-# Permissions
-
 # Context
 CUT_MARK = " [... cut]"
 MESSAGE_TOKENS = 4          # the envelope of one message, in common templates
@@ -310,8 +308,6 @@ LOCK_TIMEOUT_S = 60         # the longest save of another process, and then some
 LOCK_POLL_S = 0.05
 LOCK_NOTICE_S = 1.0         # a wait that a person notices is explained
 
-# Files
-
 # Network
 CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_DIR")
 
@@ -327,13 +323,6 @@ FETCH_TOTAL_S = 60          # a page with all its redirects, however slowly it d
 PAGE_BYTES_MAX = 2 * 2**20  # after decompression
 REDIRECTS_MAX = 5
 REDIRECTS = (301, 302, 303, 307, 308)
-# What can be text; octet-stream is what many servers call files they do not know.
-TEXT_TYPES = re.compile(
-    r"text/.+|application/(?:.+\+(?:json|xml|zip|yaml)|json|jsonl|ndjson|x-ndjson|xml"
-    r"|x?html|yaml|x-yaml|toml|markdown|javascript|x-javascript|typescript|sql|rtf"
-    r"|x-(?:python|python-code|sh|shellscript|httpd-php|ruby|perl|tex|latex|ipynb)|pdf"
-    r"|octet-stream|vnd\.openxmlformats-officedocument\..+|x-pdf)"
-)
 PAGE_HEADERS = {
     "User-Agent": "lightrag.py/" + __version__,
     "Accept": "text/html, text/*, application/xhtml+xml, */*;q=0.5",
@@ -399,29 +388,6 @@ MODEL_HEADERS = {
     "Accept-Encoding": "identity",      # a stream that is packed comes in lumps
     "Connection": "close",
 }
-AZURE_HOST = re.compile(r"\.azure\.com$")
-WINDOW_KEYS = ("n_ctx", "max_model_len", "context_length", "context_window",
-               "max_context_length", "n_ctx_train")
-# How servers word it; matched against message, code and type in lower case.
-CONTEXT_WORDS = re.compile(
-    r"context_length_exceeded|exceed_context_size|context (?:length|window|size)"
-    r"|maximum context|too many (?:input )?tokens|reduce the length|request too large"
-    r"|(?:prompt|input|request)(?: is)? too long|exceeds? the (?:max|context)|上下文"
-)
-QUOTA_WORDS = re.compile(
-    r"insufficient_quota|exceeded your current quota|billing|out of credits|欠费"
-    r"|insufficient (?:balance|credit)|余额不足"
-)
-TOOL_WORDS = re.compile(r"\btools?\b|tool_choice|function.?call")
-EXTRA_WORDS = re.compile(
-    r"stream_options|include_usage|reasoning_content|temperature|top_p|extra|unexpected"
-    r"|unknown|unrecogni[sz]ed|unsupported|not support|not permitted|not allowed"
-    r"|additional propert"
-)
-# A fault that stays: the same request would meet it again.
-LASTING_WORDS = re.compile("|".join(
-    words.pattern for words in (CONTEXT_WORDS, QUOTA_WORDS, TOOL_WORDS)
-) + "|invalid_request|invalid_api_key")
 
 # Tools
 TOOL_HITS_MAX = 10
@@ -580,6 +546,36 @@ SOUND_SIGNS = frozenset(
     "科克库庫拉莱萊兰蘭劳勞勒雷里理利林鲁魯伦倫罗羅洛马馬麦麥曼梅门門蒙米莫姆穆纳納内奈尼宁寧诺諾欧歐"
     "帕佩皮普奇乔喬切萨薩塞瑟森沙什史斯索塔泰坦特托图圖瓦威维維温文沃乌烏西希夏谢謝辛休雅亚亞耶伊尤约約泽澤扎兹茲"
 )
+# What can be text; octet-stream is what many servers call files they do not know.
+TEXT_TYPES = re.compile(
+    r"text/.+|application/(?:.+\+(?:json|xml|zip|yaml)|json|jsonl|ndjson|x-ndjson|xml"
+    r"|x?html|yaml|x-yaml|toml|markdown|javascript|x-javascript|typescript|sql|rtf"
+    r"|x-(?:python|python-code|sh|shellscript|httpd-php|ruby|perl|tex|latex|ipynb)|pdf"
+    r"|octet-stream|vnd\.openxmlformats-officedocument\..+|x-pdf)"
+)
+AZURE_HOST = re.compile(r"\.azure\.com$")
+WINDOW_KEYS = ("n_ctx", "max_model_len", "context_length", "context_window",
+               "max_context_length", "n_ctx_train")
+# How servers word it; matched against message, code and type in lower case.
+CONTEXT_WORDS = re.compile(
+    r"context_length_exceeded|exceed_context_size|context (?:length|window|size)"
+    r"|maximum context|too many (?:input )?tokens|reduce the length|request too large"
+    r"|(?:prompt|input|request)(?: is)? too long|exceeds? the (?:max|context)|上下文"
+)
+QUOTA_WORDS = re.compile(
+    r"insufficient_quota|exceeded your current quota|billing|out of credits|欠费"
+    r"|insufficient (?:balance|credit)|余额不足"
+)
+TOOL_WORDS = re.compile(r"\btools?\b|tool_choice|function.?call")
+EXTRA_WORDS = re.compile(
+    r"stream_options|include_usage|reasoning_content|temperature|top_p|extra|unexpected"
+    r"|unknown|unrecogni[sz]ed|unsupported|not support|not permitted|not allowed"
+    r"|additional propert"
+)
+# A fault that stays: the same request would meet it again.
+LASTING_WORDS = re.compile("|".join(
+    words.pattern for words in (CONTEXT_WORDS, QUOTA_WORDS, TOOL_WORDS)
+) + "|invalid_request|invalid_api_key")
 FINISH_REASONS = {          # lower case; whatever else servers say means stop
     "length": "length", "max_tokens": "length", "max_output_tokens": "length",
     "model_length": "length", "content_filter": "content_filter",
@@ -6882,7 +6878,7 @@ def stated(text):
 
 # =============================================================================
 # 33. Checking -- every marked sentence against the passage it cites [pure]
-#    Uses: Settings, Lists, Text, Prose, Definitions, Answers, Context, Quantities
+#    Uses: Settings, Lists, Text, Prose, Answers, Context, Quantities
 # =============================================================================
 
 # A model that cites is believed only as far as the passage goes.  A sentence with
@@ -6912,7 +6908,7 @@ NAME = re.compile(r"(?<![A-Za-z\d_'’.-])[A-Z][\w'’-]*[a-z][\w'’-]*")
 MONTH = re.compile(r"\b(?:" + "|".join(MONTHS.title().split()) + r")\b")
 LISTED = re.compile(r"(?<![\w(])\(?\d{1,2}[)）]")
 NEGATIONS = frozenset(tokens(NEGATION_WORDS))
-BLANKS = re.compile(r"\s+")
+WIDE_SPACE = re.compile(r"\s+")
 DRAWN = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "*": None, "`": None})
 
 
@@ -7010,7 +7006,7 @@ class _Passage:
 
     def __init__(self, text):
         self.text = _plain(text)
-        self.squeezed = BLANKS.sub("", self.text)
+        self.squeezed = WIDE_SPACE.sub("", self.text)
         self.stated = stated(self.text)
         self.sentences = [frozenset(tokens(text[a:b])) for a, b in sentences(text)]
         self.tokens = frozenset(tokens(text))
@@ -7018,7 +7014,7 @@ class _Passage:
 
 def _plain(text):
     """Return a text as facts are compared: normalised, without emphasis and quotes."""
-    return BLANKS.sub(" ", normalise(text.translate(DRAWN)))
+    return WIDE_SPACE.sub(" ", normalise(text.translate(DRAWN)))
 
 
 def _missing_number(sentence, passage):
@@ -7040,7 +7036,7 @@ def _missing_quote(sentence, passage):
     quotes = [next(filter(None, groups)) for groups in QUOTED.findall(sentence)]
     for words in quotes + CODE_NAME.findall(QUOTED.sub(" ", sentence)):
         words = words.strip(".,;:!?。，；：！？()（）")
-        if BLANKS.sub("", _plain(words)) not in passage.squeezed:
+        if WIDE_SPACE.sub("", _plain(words)) not in passage.squeezed:
             return words
     return ""
 
@@ -8779,7 +8775,7 @@ def _network_error(error, url, limits, variable):
 
 # =============================================================================
 # 41. Pages -- one web page, its redirects checked at every step
-#    Uses: Settings, Errors, Addresses, Network, Http
+#    Uses: Settings, Lists, Errors, Addresses, Network, Http
 # =============================================================================
 
 class Page(NamedTuple):
@@ -10534,7 +10530,7 @@ def conversation_names(folder):
 
 # =============================================================================
 # 49. Model -- chat completions: retries, what a server takes, errors as sentences
-#    Uses: Settings, Errors, Prose, Protocol, Deltas, Addresses, Network, Http
+#    Uses: Settings, Lists, Errors, Prose, Protocol, Deltas, Addresses, Network, Http
 # =============================================================================
 
 # A request is tried again only while nothing of its answer was shown, and only when
