@@ -3561,7 +3561,7 @@ def html_to_markdown(text):
         if markdown:
             break
     title = page.title or page.og_title or writer.headings.get(1, "")
-    return " ".join(title.split()), markdown, page.warnings
+    return " ".join(title.split()), markdown, list(dict.fromkeys(page.warnings))
 
 
 def as_words(text):
@@ -4075,11 +4075,12 @@ class Archive:
         )
         parser.EndElementHandler = lambda tag: events.append(("/" + names[tag], {}))
         parser.CharacterDataHandler = lambda text: events.append(("", text))
-        with _damage_named(name):
-            for piece in self.pieces(name):
-                parser.Parse(piece)
-                yield from events
-                events.clear()
+        if name in self.names:
+            with _damage_named(name):
+                for piece in chain(self.pieces(name), (b"",)):
+                    parser.Parse(piece, not piece)
+                    yield from events
+                    events.clear()
 
     def links(self, part):
         """Return the relationships of a part: {id: (type, target)}.
@@ -4814,8 +4815,20 @@ def _read_plain(data, charset):
 
 def _read_markdown(data, charset):
     text, warning = decode(data, charset)
-    fields = front_matter(text)[1]
-    return fields.get("title") or _first_heading(markdown_blocks(text)), text, [warning]
+    fields = {key.lower(): value for key, value in front_matter(text)[1].items()}
+    title = fields.get("title", "")
+    if not re.search(r"\w", title):
+        title = _markdown_title(text)
+    return title, text, [warning]
+
+
+def _markdown_title(text):
+    """Return the first heading, also one that is written in HTML above it."""
+    block = next((block for block in markdown_blocks(text) if block.heading), None)
+    html = re.search(r"<h1\b.*?</h1>", text[:HEAD_BYTES], re.DOTALL | re.IGNORECASE)
+    if html and (block is None or html.start() < block.start):
+        return html_to_markdown(html[0])[0]
+    return block.heading if block else ""
 
 
 def _read_rst(data, charset):

@@ -2478,6 +2478,9 @@ class Test19Archive(unittest.TestCase):
                 self.assert_refused(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + good,
                                     "old Office file", name)
         self.assert_refused(docx("<w:p>"), "damaged.*word/document.xml")
+        for text in ("", "<w:p>", "<w:p/>trailing", "no XML"):
+            data = packed("word/document.xml", text.replace("w:p", f"w:p {W}"))
+            self.assert_refused(data, "damaged.*word/document.xml")
         self.assert_refused(docx("<w:p></w:p>"), "nothing to index")
 
     def test_any_damage_is_one_sentence(self):
@@ -2818,6 +2821,9 @@ class Test22Documents(unittest.TestCase):
         for name, text, title in (
             ("a/n.md", "---\ntitle: 'X: y'\n---\n# Z", "X: y"),
             ("n.md", "intro\n\n## First *one*\n# Second", "First *one*"),
+            ("n.md", "---\nTitle: >\n  folded\n---\n# Z", "Z"),
+            ("n.md", "<h1 align=center>\n<img alt=A> tool</h1>\n\n## Use", "A tool"),
+            ("n.md", "# Use\n\n<h1>no</h1>", "Use"),
             ("n.md", "```\n# no\n```\nwords", "n.md"),
             ("n.rst", "=====\nTitle\n=====\n\ntext", "Title"),
             ("dir/n.txt", "words", "n.txt"),
