@@ -12110,10 +12110,11 @@ class Console:
         """Whether there is somebody to ask: a terminal to type on and one to read."""
         return self.stdin.isatty() and self.stderr.isatty()
 
-    def ask(self, question, about=()):
+    def ask(self, question, about=(), rules=()):
         """Ask, and return what was typed, in small letters; "" for no answer.
 
         about  names of all that is asked about, for who has room to show them
+        rules  what a lasting yes would cover
 
         A line without its end (Ctrl-D), Ctrl-C and a missing terminal are no answer.
         """
@@ -12316,7 +12317,9 @@ class Consent:
             covered = first_few([str(rule) for rule in rules])
             self.console.note(f"a (this session) and p (this project) allow {covered}")
         keys = "[y/N/a/p]" if rules else "[y/N]"
-        return MEANINGS.get(self.console.ask(f"Go ahead? {keys}", about), "no")
+        return MEANINGS.get(
+            self.console.ask(f"Go ahead? {keys}", about, rules), "no"
+        )
 
     def _keep(self, rules):
         def _add(config):
@@ -13709,8 +13712,10 @@ button.main:hover { filter: brightness(1.08); color: var(--on-accent); }
 button.plain { border-color: transparent; color: var(--soft); padding-inline: .5rem; }
 button:disabled { opacity: .5; cursor: default; }
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
-.skip { position: absolute; left: -99rem; }
-.skip:focus { left: 1rem; top: .5rem; background: var(--raised); padding: .3rem .8rem; }
+.unseen:not(:focus) { position: absolute; width: 1px; height: 1px; overflow: hidden;
+  clip-path: inset(50%); white-space: nowrap; }
+.skip { position: absolute; left: 1rem; top: .5rem; background: var(--raised);
+  padding: .3rem .8rem; }
 main { flex: 1; padding-block: .5rem 2rem; }
 .welcome { margin-top: 16vh; text-align: center; color: var(--soft); }
 .welcome h2 { color: var(--ink); font-size: 1.7rem; font-weight: 600;
@@ -13787,7 +13792,8 @@ th, td { text-align: start; padding: .35rem .9rem .35rem 0; vertical-align: top;
 .box:focus-within { border-color: var(--accent); }
 textarea, input { font: inherit; color: inherit; background: none; border: 0; }
 textarea { flex: 1; min-width: 0; resize: none; max-height: 40vh; padding: .3rem 0;
-  line-height: 1.5; outline: none; }
+  line-height: 1.5; }
+textarea:focus-visible { outline: none; }
 ::placeholder { color: var(--soft); opacity: 1; }
 .keys { color: var(--soft); font-size: .76rem; text-align: center; margin: .5rem 0 0; }
 kbd { font: inherit; border: 1px solid var(--line); border-radius: .25rem;
@@ -13833,7 +13839,7 @@ PAGE_HTML = """<!doctype html>
 <style nonce="{nonce}">{style}</style>
 </head>
 <body>
-<a class="skip" href="#question" data-say="skip"></a>
+<a class="skip unseen" href="#question" data-say="skip"></a>
 <header>
   <h1>lightrag</h1>
   <span class="model" id="model"></span>
@@ -13874,7 +13880,7 @@ PAGE_HTML = """<!doctype html>
   <p class="notice" id="covers"></p>
   <div class="row" id="choices"></div>
 </dialog>
-<div class="skip" id="spoken" role="status" aria-live="polite"></div>
+<div class="unseen" id="spoken" role="status" aria-live="polite"></div>
 <script nonce="{nonce}">{script}</script>
 </body>
 </html>
@@ -13898,8 +13904,8 @@ const WORDS = {
     stop: "Stop", close: "Close", add: "Add", sync: "Sync", remove: "Remove",
     welcome: "What do you want to know?", question: "Ask about your documents",
     source: "File, folder, glob or address", permission: "May this happen?",
-    once: "Yes, once", session: "Until the server stops", project: "Always, here",
-    no: "No", sources: "Sources", pipeline: "How this was found",
+    once: "Yes, once", session: "Until it stops", project: "Always, here",
+    no: "No", covers: "Until it stops, or always, would cover:", sources: "Sources", pipeline: "How this was found",
     searched: "Searched for", passages: "Passages and their scores",
     steps: "Steps", working: "Searching",
     stopped: "Stopped.", nothing: "Nothing was found.", extract: "extract, no model",
@@ -13915,7 +13921,7 @@ const WORDS = {
     welcome: "想了解什么？", question: "就你的文档提问",
     source: "文件、文件夹、通配符或网址", permission: "允许这样做吗？",
     once: "允许一次", session: "本次运行期间允许", project: "此项目始终允许",
-    no: "不允许", sources: "来源", pipeline: "检索过程", searched: "检索词",
+    no: "不允许", covers: "后两种允许的范围：", sources: "来源", pipeline: "检索过程", searched: "检索词",
     passages: "片段与得分", steps: "步骤", working: "检索中",
     stopped: "已停止。", nothing: "没有找到相关内容。", extract: "原文摘录，未用模型",
     verbatim: "以下为文档原文摘录，一字未改。", stale: "加入后已有改动",
@@ -14092,14 +14098,14 @@ class Turn {
     $("turns").append(this.root);
   }
   draw() {
-    if (this.drawing) return;
-    this.drawing = requestAnimationFrame(() => {
-      const low = innerHeight + scrollY > document.body.scrollHeight - 160;
-      this.drawing = 0;
-      this.answer.replaceChildren(...blocks(this.text, this.number));
-      this.state.hidden = this.ended || this.text !== "";
-      if (low && !this.ended) scrollTo(0, document.body.scrollHeight);
-    });
+    if (!this.drawing) this.drawing = requestAnimationFrame(() => this.drawNow());
+  }
+  drawNow() {
+    const low = innerHeight + scrollY > document.body.scrollHeight - 160;
+    this.drawing = 0;
+    this.answer.replaceChildren(...blocks(this.text, this.number));
+    this.state.hidden = this.ended || this.text !== "";
+    if (low && !this.ended) scrollTo(0, document.body.scrollHeight);
   }
   retrieval({ query, hits, mode, seconds }) {
     const most = Math.max(...hits.map((hit) => hit.score), 1e-9);
@@ -14165,10 +14171,9 @@ class Turn {
   end(spoken) {
     if (this.ended) return;
     this.ended = true;
-    this.draw();
-    this.state.hidden = true;
+    this.drawNow();
     this.answer.ariaBusy = "false";
-    $("spoken").textContent = `${spoken} ${this.text}`;
+    $("spoken").textContent = `${spoken} ${this.answer.innerText}`;
   }
 }
 
@@ -14308,14 +14313,14 @@ $("adding").addEventListener("submit", (event) => {
 });
 
 // Permission: all that would happen is shown; Esc means no
-function permit({ id, question, lines, about, more, choices }) {
+function permit({ id, question, covers, about, more, choices }) {
   const dialog = $("permission");
   let given = "no";
   const buttons = [...choices, "no"].map((choice, i) => node("button", {
     className: i ? "" : "main",
     onclick: () => { given = choice; dialog.close(); } }, say[choice]));
   $("permission-question").textContent = question;
-  $("covers").textContent = lines.join(" ");
+  $("covers").textContent = covers.length ? `${say.covers} ${covers.join(", ")}` : "";
   $("about").replaceChildren(...about.map((name) => node("li", {}, name)),
     ...(more ? [node("li", {}, `+ ${more} ${say.more}`)] : []));
   $("choices").replaceChildren(...buttons);
@@ -14502,7 +14507,7 @@ class Nobody:
         if self.tell:
             self.tell("".join(p if isinstance(p, str) else p[1] for p in parts))
 
-    def ask(self, question, about=()):
+    def ask(self, question, about=(), rules=()):
         """Nobody answers."""
         return ""
 
@@ -14796,22 +14801,23 @@ class PageAsker(Nobody):
     def __init__(self, emit, waiting, left):
         super().__init__(None, self._progress)
         self.emit, self.waiting, self.left = emit, waiting, left
-        self._lines, self._next_progress = [], 0.0
+        self._said, self._next_progress = "", 0.0
 
     def note(self, *parts):
-        """Keep a line for the next question."""
-        self._lines.append("".join(p if isinstance(p, str) else p[1] for p in parts))
+        """Keep the line that says what would happen, for the question that follows."""
+        text = "".join(p if isinstance(p, str) else p[1] for p in parts)
+        self._said = self._said or text
 
-    def ask(self, question, about=()):
+    def ask(self, question, about=(), rules=()):
         """Show what would happen, all of it, and wait for a click."""
         from queue import Empty, Queue
         name, box = os.urandom(8).hex(), Queue(1)
         self.waiting[name] = box
-        choices = ["once", "session", "project"] if "/a/p" in question else ["once"]
-        lines, self._lines = self._lines, []
-        data = {"id": name, "question": lines[0] if lines else question,
-                "lines": lines[1:], "about": list(about)[:ABOUT_MAX],
-                "more": max(0, len(about) - ABOUT_MAX), "choices": choices}
+        choices = ["once", "session", "project"] if rules else ["once"]
+        said, self._said = self._said or question, ""
+        data = {"id": name, "question": said, "about": list(about)[:ABOUT_MAX],
+                "more": max(0, len(about) - ABOUT_MAX), "choices": choices,
+                "covers": [str(rule) for rule in rules]}
         try:
             self.emit("permission", data)
             for _ in range(int(PERMISSION_WAIT_S / LEFT_TICK_S)):

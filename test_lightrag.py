@@ -7,6 +7,7 @@ servers, large trees) run only with LRAG_TEST_SLOW=1, as .ci/run sets it.
 from __future__ import annotations
 
 import ast
+import base64
 import bisect
 import doctest
 import email.utils
@@ -9682,6 +9683,285 @@ class Test65Page(WebCase):
         status, headers, _ = self.request("GET", "/<script>alert(1)</script>")
         self.assertEqual((status, headers["Content-Type"]),
                          (404, "application/json; charset=utf-8"))
+
+
+class Browser:
+    """Headless Chromium by the WebDriver protocol, spoken over urllib."""
+
+    def __init__(self, test, language="en-US"):
+        self.driver = subprocess.Popen(
+            ["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True)
+        test.addCleanup(self.driver.stdout.close)
+        test.addCleanup(self.driver.wait)
+        test.addCleanup(self.driver.kill)
+        port = next(found[1] for line in self.driver.stdout
+                    if (found := re.search(r"successfully on port (\d+)", line)))
+        self.base = f"http://127.0.0.1:{port}/session"
+        options = {"args": ["--headless=new", "--no-sandbox", "--disable-gpu",
+                            "--disable-dev-shm-usage", f"--lang={language}",
+                            f"--accept-lang={language}", "--force-color-profile=srgb"],
+                   "prefs": {"intl.accept_languages": language}}
+        wanted = {"goog:chromeOptions": options,
+                  "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}}
+        found = self.call("POST", "", {"capabilities": {"alwaysMatch": wanted}})
+        self.base += "/" + found["sessionId"]
+        test.addCleanup(self.call, "DELETE", "")
+
+    def call(self, method, path, body=None):
+        """One command; -> its value."""
+        data = None if method != "POST" else json.dumps(body or {}).encode()
+        request = urllib.request.Request(
+            self.base + path, data, {"Content-Type": "application/json"}, method=method)
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return json.load(reply)["value"]
+
+    def open(self, url):
+        self.call("POST", "/url", {"url": url})
+
+    def run(self, script, *arguments):
+        """The value of a script in the page."""
+        return self.call("POST", "/execute/sync", {"script": script,
+                                                   "args": list(arguments)})
+
+    def until(self, script, *arguments, timeout_s=20):
+        """Wait until a script in the page is true; -> its value."""
+        end = time.monotonic() + timeout_s
+        while not (value := self.run("return " + script, *arguments)):
+            if time.monotonic() > end:
+                text = self.run("return document.body.innerText")
+                raise AssertionError(f"not in time: {script}\n{text}")
+            time.sleep(0.1)
+        return value
+
+    def element(self, selector):
+        """The first element that a CSS selector finds, as the protocol names it."""
+        found = self.call("POST", "/element", {"using": "css selector", "value": selector})
+        return "/element/" + next(iter(found.values()))
+
+    def click(self, selector):
+        self.call("POST", self.element(selector) + "/click")
+
+    def type(self, selector, text):
+        """Type into an element; \\ue007 is the Enter key, \\ue00c is Escape."""
+        self.call("POST", self.element(selector) + "/value", {"text": text})
+
+    def devtools(self, command, **parameters):
+        self.call("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
+
+    def look(self, width, scheme, height=900):
+        """Set the width and the colour scheme of the page."""
+        self.devtools("Emulation.setDeviceMetricsOverride", width=width, height=height,
+                      deviceScaleFactor=1, mobile=width < 600)
+        self.devtools("Emulation.setEmulatedMedia", features=[
+            {"name": "prefers-color-scheme", "value": scheme}])
+
+    def screenshot(self):
+        """The bytes of a PNG of what is seen."""
+        return base64.b64decode(self.call("GET", "/screenshot"))
+
+    def complaints(self):
+        """What the console says, but plain notes."""
+        rows = self.call("POST", "/se/log", {"type": "browser"})
+        return [row["message"] for row in rows if row["level"] not in ("INFO", "DEBUG")]
+
+    def asked(self):
+        """The addresses that the page requested."""
+        rows = self.call("POST", "/se/log", {"type": "performance"})
+        messages = [json.loads(row["message"])["message"] for row in rows]
+        return [m["params"]["request"]["url"] for m in messages
+                if m["method"] == "Network.requestWillBeSent"]
+
+
+ANSWER_WITH_EVERYTHING = """\
+## How retries work
+
+The limit is **5 attempts** [1], then the request *fails* for good. See `RETRY_LIMIT`:
+
+1. wait half a second [1]
+2. double the wait
+   - at most a minute
+
+| setting | default |
+|---|---|
+| `retry_limit` | 5 |
+
+```python
+RETRY_LIMIT = 5   # <b>not markup</b>
+```
+
+> Quoted, with [a link](https://example.com/a_b) and [a trap](javascript:alert(1)).
+<img src=x onerror=alert(1)><script>alert(1)</script>
+"""
+
+
+class Test65Browser(WebCase):
+    """The page in a real browser."""
+
+    def setUp(self):
+        if not SLOW:
+            self.skipTest("LRAG_TEST_SLOW=1 runs it")
+        if not shutil.which("chromedriver"):
+            self.skipTest("chromium and chromedriver are not installed")
+        super().setUp()
+
+    def begin(self, play=None, language="en-US", **limits):
+        """Serve, open the page; -> Browser."""
+        self.serve(play, **limits)
+        self.browser = browser = Browser(self, language)
+        browser.look(1280, "light")
+        browser.open(f"http://127.0.0.1:{self.port}/")
+        browser.until("document.getElementById('holds').textContent !== ''")
+        self.addCleanup(self.check_quiet)
+        return browser
+
+    def check_quiet(self):
+        """Whatever a test did: no complaint in the console, no request elsewhere."""
+        refusals = re.compile(r"/api/ask .* status of 4\d\d|ERR_ABORTED")
+        complaints = [text for text in self.browser.complaints() if not refusals.search(text)]
+        self.assertEqual(complaints, [])
+        own = f"http://127.0.0.1:{self.port}/"
+        foreign = [url for url in self.browser.asked()
+                   if not url.startswith((own, "data:"))]
+        self.assertEqual(foreign, [])
+
+    def ask_in_page(self, question):
+        self.browser.type("#question", question + "\ue007")
+
+    def wait_for_end(self, number=1):
+        self.browser.until("document.querySelectorAll('.answer[aria-busy=false]').length"
+                           " === arguments[0]", number)
+
+    def test_ask_stream_and_follow_a_citation(self):
+        go = threading.Event()
+
+        pieces = sse(delta(content="5 [1]."), delta("stop"))
+
+        def _script(request):
+            yield answer(200, length=False, Content_Type="text/event-stream")
+            yield sse(delta(content="The limit is "), end=b"")
+            go.wait(20)
+            yield pieces
+
+        browser = self.begin(_script)
+        self.ask_in_page("What is the retry limit?")
+        browser.until("document.querySelector('.answer')?.textContent === 'The limit is '")
+        self.assertTrue(browser.run("return !document.getElementById('stop').hidden"))
+        go.set()
+        self.wait_for_end()
+        self.assertEqual(browser.run("return document.querySelector('.answer').innerText"),
+                         "The limit is 5 1.")
+        browser.click(".answer .mark")
+        lit = browser.until("document.querySelector('.source.lit[open]')?.innerText")
+        self.assertIn("notes/limits.md:1-3", lit)
+        self.assertIn("The retry limit is 5 attempts.", lit)
+        self.assertTrue(browser.run(
+            "return document.activeElement.closest('.source') !== null"))
+        spoken = browser.run("return document.getElementById('spoken').textContent")
+        self.assertIn("The limit is 5", spoken)
+
+    def test_WEB_2_an_answer_is_text(self):
+        browser = self.begin(lambda request: told(ANSWER_WITH_EVERYTHING))
+        bad = "<img src=x onerror=alert(1)>"
+        self.ask_in_page(bad)
+        self.wait_for_end()
+        for _ in range(2):
+            self.assertEqual(browser.run("return document.querySelectorAll("
+                                         "'main img, main script, main b').length"), 0)
+            self.assertEqual(browser.run("return document.querySelector('.question')"
+                                         ".textContent"), bad)
+            text = browser.run("return document.querySelector('.answer').innerText")
+            for shown in ("<img src=x onerror=alert(1)>", "<script>alert(1)</script>",
+                          "[a trap](javascript:alert(1))", "<b>not markup</b>"):
+                self.assertIn(shown, text)
+            self.assertEqual(browser.run(
+                "return [...document.querySelectorAll('.answer a:not(.mark)')]"
+                ".map((a) => [a.href, a.rel])"),
+                [["https://example.com/a_b", "noopener noreferrer"]])
+            self.assertEqual(browser.run(
+                "return ['h4', 'ol > li', 'ol ul > li', 'td', 'pre code', 'blockquote',"
+                " 'strong', 'em'].filter((s) => !document.querySelector('.answer ' + s))"),
+                [])
+            browser.open(f"http://127.0.0.1:{self.port}/")      # as stored history
+            self.wait_for_end()
+
+    def test_add_through_the_permission_dialogue(self):
+        for i in range(7):
+            self.write(f"more/{i}.md", f"# Part {i}\n\nThe port is 80{i}.\n")
+        browser = self.begin()
+        for given, held in (("no", 1), ("once", 8)):
+            browser.click("#library")
+            browser.type("#source", "more\ue007")
+            browser.until("document.getElementById('permission').open")
+            shown = browser.run("return document.getElementById('about').innerText")
+            self.assertEqual(shown.split(), [f"more/{i}.md" for i in range(7)])
+            self.assertEqual(len(self.open().sources), 1)
+            if given == "no":       # Escape is a no
+                browser.type("#choices button:last-child", "\ue00c")
+                browser.until("document.getElementById('outcome').innerText"
+                              ".startsWith('nothing was added')")
+            else:
+                browser.click("#choices button:first-child")
+                browser.until("document.getElementById('outcome').innerText === '7 added'")
+            self.assertEqual(len(self.open().sources), held)
+            browser.click("#close")
+        browser.click("#library")
+        self.assertEqual(browser.run("return document.querySelectorAll('#held li').length"),
+                         8)
+
+    def test_stop_an_answer_and_go_on(self):
+        def _play(request):
+            if len(self.upstream.requests) == 1:
+                return [*stream_of(delta(content="Never "), end=b""), "stall"]
+            return told("Second [1].")
+
+        browser = self.begin(_play)
+        self.ask_in_page("What is the retry limit?")
+        browser.until("document.querySelector('.answer')?.textContent === 'Never '")
+        browser.click("#stop")
+        self.assertTrue(self.upstream.left.wait(5))
+        browser.until("document.querySelector('.turn').innerText.includes('Stopped.')")
+        browser.until("!document.getElementById('ask').hidden")
+        for _ in range(100):
+            if not self.server.active:
+                break
+            time.sleep(0.05)
+        self.ask_in_page("And now?")
+        self.wait_for_end(2)
+        self.assertIn("Second", browser.run(
+            "return document.querySelectorAll('.answer')[1].innerText"))
+
+    def test_past_the_limit(self):
+        browser = self.begin(per_client=1)
+        self.ask_in_page("What is the retry limit?")
+        self.wait_for_end()
+        self.ask_in_page("And again?")
+        text = browser.until("document.querySelector('.problem')?.innerText")
+        self.assertIn("1 questions in 10 minutes are the limit", text)
+
+    def test_it_speaks_chinese(self):
+        browser = self.begin(language="zh-CN")
+        self.assertEqual(browser.run("return document.documentElement.lang"), "zh")
+        self.assertEqual(browser.run("return document.getElementById('ask').innerText"),
+                         "提问")
+
+    def test_screenshots(self):
+        folder = os.environ.get("LRAG_TEST_SHOTS") or tempfile.mkdtemp()
+        self.write("notes/重试.md", "# 重试\n\n重试上限是五次，每次等待加倍。\n")
+        browser = self.begin(lambda request: told(ANSWER_WITH_EVERYTHING))
+        self.ask_in_page("How many retries are there, and where is the limit set?")
+        self.wait_for_end()
+        browser.click(".answer .mark")
+        browser.run("document.querySelector('.pipeline').open = true")
+        for width in (1280, 390):
+            for scheme in ("light", "dark"):
+                browser.look(width, scheme, 1400)
+                self.assertLessEqual(
+                    browser.run("return document.documentElement.scrollWidth"), width)
+                shot = browser.screenshot()
+                self.assertTrue(shot.startswith(b"\x89PNG"))
+                self.assertEqual(struct.unpack(">I", shot[16:20])[0], width)
+                with open(os.path.join(folder, f"{width}-{scheme}.png"), "wb") as file:
+                    file.write(shot)
 
 
 class Test70Serving(unittest.TestCase):
