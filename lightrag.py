@@ -13905,7 +13905,8 @@ const WORDS = {
     welcome: "What do you want to know?", question: "Ask about your documents",
     source: "File, folder, glob or address", permission: "May this happen?",
     once: "Yes, once", session: "Until it stops", project: "Always, here",
-    no: "No", covers: "Until it stops, or always, would cover:", sources: "Sources", pipeline: "How this was found",
+    no: "No", covers: "Until it stops, or always, would cover:",
+    sources: "Sources", pipeline: "How this was found",
     searched: "Searched for", passages: "Passages and their scores",
     steps: "Steps", working: "Searching",
     stopped: "Stopped.", nothing: "Nothing was found.", extract: "extract, no model",
@@ -14857,7 +14858,7 @@ class Server:
         self.turnstile = Turnstile(limits or WebLimits(), path,
                                    service.settings.budget_tokens, now)
         self.waiting, self.reading = {}, {}     # questions to the page; unread requests
-        self.active = set()                     # Events of answers being written
+        self.active = set()     # an Event for each request that is being served
 
     def stop(self):
         """End every answer that is being written, and give it time to be saved."""
@@ -14884,13 +14885,15 @@ class Visit:
     """
 
     def __init__(self, server, handler):
-        self.server, self.handler = server, handler
+        from threading import Event
+        self.server, self.handler, self.left = server, handler, Event()
         self.path, _, self.query = handler.path.partition("?")
         self.client = handler.client_address[0]
         self.began = False      # the head of the answer is sent
 
     def run(self):
         """Serve the request; whatever goes wrong is said to the client, in JSON."""
+        self.server.active.add(self.left)
         try:
             self._serve()
         except RefusedError as error:
@@ -14902,6 +14905,8 @@ class Visit:
         except Exception as error:  # noqa: BLE001 -- a defect must not end the server
             name = type(error).__name__
             self._fail(500, LightragError(f"an error of lightrag: {name}"))
+        finally:
+            self.server.active.discard(self.left)
 
     def _serve(self):
         server, handler = self.server, self.handler
@@ -14969,17 +14974,11 @@ class Visit:
     @contextlib.contextmanager
     def streaming(self, heartbeat=b": still here\n\n", head=True):
         """Watch the client while an answer is made; -> EventStream."""
-        from threading import Event
-        left, handler = Event(), self.handler
-        self.server.active.add(left)
-        try:
-            if head:
-                self._head(200, {"Content-Type": "text/event-stream; charset=utf-8"})
-            write = handler.wfile.write
-            with EventStream(handler.connection, write, left, heartbeat) as stream:
-                yield stream
-        finally:
-            self.server.active.discard(left)
+        if head:
+            self._head(200, {"Content-Type": "text/event-stream; charset=utf-8"})
+        wire, write = self.handler.connection, self.handler.wfile.write
+        with EventStream(wire, write, self.left, heartbeat) as stream:
+            yield stream
 
     # Endpoints
 
@@ -15135,6 +15134,12 @@ ENDPOINTS = {
 # most of connections, no look-up of names, and silence about clients that have left.
 
 
+TOO_MANY = (
+    b"HTTP/1.1 503 Too many connections\r\nRetry-After: 2\r\nContent-Length: 0\r\n"
+    b"Connection: close\r\n\r\n"
+)
+
+
 def listen(server, port):
     """Return a server of the standard library, bound and listening.
 
@@ -15204,7 +15209,11 @@ def listener_class(server):
 
         def verify_request(self, request, client_address):
             """Take a place for a connection, if there is one."""
-            return places.acquire(blocking=False)
+            free = places.acquire(blocking=False)
+            if not free:
+                with contextlib.suppress(OSError):
+                    request.send(TOO_MANY)
+            return free
 
         def process_request_thread(self, request, client_address):
             """Serve a connection, then give its place back."""

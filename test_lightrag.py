@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import base64
 import bisect
+import contextlib
 import doctest
 import email.utils
 import errno
@@ -41,6 +42,8 @@ import unittest
 import urllib.request
 import zipfile
 import zlib
+from collections import Counter
+from functools import partial
 from typing import NamedTuple
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -9198,16 +9201,16 @@ class WebCase(Folder):
     def request(self, method, path, body=None, token=TOKEN, **headers):
         """One request; -> (status, headers, body)."""
         wire = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        self.addCleanup(wire.close)
         headers = {name.replace("_", "-"): value for name, value in headers.items()}
         if token:
             headers["X-Lightrag-Token"] = token
         if isinstance(body, dict):
             body = json.dumps(body).encode()
             headers.setdefault("Content-Type", "application/json")
-        wire.request(method, path, body, headers)
-        reply = wire.getresponse()
-        return reply.status, reply.headers, reply.read()
+        with contextlib.closing(wire):
+            wire.request(method, path, body, headers)
+            reply = wire.getresponse()
+            return reply.status, reply.headers, reply.read()
 
     def post(self, path, body, **options):
         """A POST of JSON; -> (status, the object or the events of the answer)."""
@@ -9249,7 +9252,7 @@ class WebCase(Folder):
         return lr.load_conversation(os.path.join(self.home, "sessions"), name)
 
 
-class Test60Admission(WebCase):
+class Test63Admission(WebCase):
     """Who may ask, and how often."""
 
     def test_WEB_1_other_sites_cannot_drive_the_page(self):
@@ -9367,7 +9370,7 @@ class Test60Admission(WebCase):
             self.assertEqual(self.post("/api/ask", {"question": "x"})[0], 429)
 
 
-class Test69Endpoints(WebCase):
+class Test72Endpoints(WebCase):
     """Answers as streams, and what happens to them."""
 
     def test_an_extract_without_a_model(self):
@@ -9507,7 +9510,7 @@ class Test69Endpoints(WebCase):
         self.assertEqual(self.request("GET", "/api/conversation")[0], 404)
 
 
-class Test69Changes(WebCase):
+class Test72Changes(WebCase):
     """Documents come in and go by the page, after a yes."""
 
     def answer(self, path, body, given):
@@ -9585,7 +9588,7 @@ class Test69Changes(WebCase):
             self.assertEqual(self.post("/api/add", body)[0], 400)
 
 
-class Test62CompletionsOverHttp(WebCase):
+class Test65CompletionsOverHttp(WebCase):
     """The endpoint for chat clients."""
 
     def complete(self, *messages, stream=False, **headers):
@@ -9642,7 +9645,7 @@ class Test62CompletionsOverHttp(WebCase):
         self.assertEqual([m["id"] for m in json.loads(data)["data"]], ["lightrag"])
 
 
-class Test65Page(WebCase):
+class Test68Page(WebCase):
     """The page itself."""
 
     def test_WEB_2_policy_and_nothing_from_outside(self):
@@ -9794,7 +9797,7 @@ RETRY_LIMIT = 5   # <b>not markup</b>
 """
 
 
-class Test65Browser(WebCase):
+class Test68Browser(WebCase):
     """The page in a real browser."""
 
     def setUp(self):
@@ -9964,7 +9967,92 @@ class Test65Browser(WebCase):
                     file.write(shot)
 
 
-class Test70Serving(unittest.TestCase):
+class Test65OpenaiClient(WebCase):
+    """The official client of the OpenAI format."""
+
+    def setUp(self):
+        if not SLOW:
+            self.skipTest("LRAG_TEST_SLOW=1 runs it")
+        if not importlib.util.find_spec("openai"):
+            self.skipTest("the package openai is not installed")
+        super().setUp()
+
+    def test_it_lists_asks_and_streams(self):
+        import openai
+        self.serve(lambda request: stream_of(
+            delta(content="Five "), delta(content="[1]."), delta("stop")))
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1",
+                               api_key=self.TOKEN, max_retries=0)
+        self.addCleanup(client.close)
+        self.assertEqual([model.id for model in client.models.list()], ["lightrag"])
+        asked = {"model": "lightrag", "messages": [
+            {"role": "user", "content": "What is the retry limit?"}]}
+        whole = client.chat.completions.create(**asked).choices[0].message.content
+        self.assertIn("Five [1].\n\nSources:", whole)
+        pieces = [chunk.choices[0].delta.content or ""
+                  for chunk in client.chat.completions.create(**asked, stream=True)]
+        self.assertEqual(("".join(pieces), pieces[0]), (whole, "Five "))
+        with self.assertRaises(openai.AuthenticationError):
+            client.with_options(api_key="wrong").models.list()
+
+
+class Test73Load(WebCase):
+    """Many clients for a while."""
+
+    CLIENTS, SECONDS = 50, 60
+
+    @staticmethod
+    def memory_mb():
+        """How much of this process is in memory, in MB."""
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    def test_fifty_clients_for_a_minute(self):
+        if not SLOW:
+            self.skipTest("LRAG_TEST_SLOW=1 runs it")
+        if not os.path.exists("/proc/self/statm"):
+            self.skipTest("this system does not tell how much memory a process has")
+        many = 10 ** 6
+        self.serve(per_client=many, per_day=many, at_once=self.CLIENTS)
+        counts, wrong, levels = Counter(), [], []
+        end = time.monotonic() + self.SECONDS
+
+        def _client(number):
+            name = ""
+            while time.monotonic() < end:
+                try:
+                    if number % 10 == 0:    # a tab that closes at once
+                        wire, file = self.open_stream("/api/ask", {"question": "retry?"})
+                        self.next_event(file, "retrieval")
+                        file.close()
+                        wire.close()
+                        counts["closed"] += 1
+                        continue
+                    done = self.ask(conversation=name)[-1][1]
+                    name = done["conversation"] if counts[number] % 5 else ""
+                    counts[number] += 1
+                    if "5 attempts" not in done["answer"]:
+                        wrong.append(done)
+                except (OSError, AssertionError, KeyError) as error:
+                    wrong.append(repr(error))
+
+        threads = [threading.Thread(target=_client, args=(i,)) for i in range(self.CLIENTS)]
+        for thread in threads:
+            thread.start()
+        while time.monotonic() < end:
+            time.sleep(self.SECONDS / 6)
+            levels.append(self.memory_mb())
+        for thread in threads:
+            thread.join()
+        self.assertEqual(wrong[:3], [])
+        answered = [counts[i] for i in range(self.CLIENTS) if i % 10]
+        self.assertGreater(min(answered), 0)
+        self.assertLess(levels[-1] - levels[1], 20, levels)
+        print(f"load: {sum(answered)} answers, {counts['closed']} closed tabs, "
+              f"memory {' '.join(f'{mb:.0f}' for mb in levels)} MB", file=sys.stderr)
+
+
+class Test73Serving(unittest.TestCase):
     """The command."""
 
     def setUp(self):
@@ -10001,7 +10089,7 @@ class Test70Serving(unittest.TestCase):
         self.assertIn("cannot listen on 203.0.113.7", err)
 
 
-class Test72Mcp(unittest.TestCase):
+class Test75Mcp(unittest.TestCase):
     """The MCP server, as a client meets it."""
 
     def setUp(self):
@@ -10169,7 +10257,59 @@ class Test72Mcp(unittest.TestCase):
         self.assertLess(len(text), lr.MCP_CHARS_MAX + 200)
 
 
-class Test74CommandLine(unittest.TestCase):
+class Test75McpClient(unittest.TestCase):
+    """The official client of the Model Context Protocol."""
+
+    def setUp(self):
+        if not SLOW:
+            self.skipTest("LRAG_TEST_SLOW=1 runs it")
+        if not importlib.util.find_spec("mcp"):
+            self.skipTest("the package mcp is not installed")
+        self.project = Project(self)
+        self.project.call("add", "port.txt", "-y")
+
+    def test_it_lists_calls_and_cancels(self):
+        import anyio
+        import mcp
+        for i in range(400):
+            self.project.write(f"more/{i}.md", f"# Part {i}\n\n" + "Some words. " * 400)
+        command, *words = self.project.command(("mcp", "--allow", "rag_add(more/*)"))
+        server = mcp.StdioServerParameters(
+            command=command, args=words, env=self.project.variables(),
+            cwd=self.project.root)
+
+        async def _talk(mode):
+            async with mcp.Client(server, mode=mode) as client:
+                names = [tool.name for tool in (await client.list_tools()).tools]
+                found = await client.call_tool("rag_search", {"query": "which port?"})
+                denied = await client.call_tool("rag_add", {"source": "notes"})
+                seen, begun = [], anyio.Event()
+
+                async def _progress(done, total, message):
+                    seen.append((done, total))
+                    begun.set()
+
+                async with anyio.create_task_group() as group:
+                    group.start_soon(partial(client.call_tool, "rag_add",
+                                             {"source": "more"},
+                                             progress_callback=_progress))
+                    await begun.wait()
+                    group.cancel_scope.cancel()
+                listed = await client.call_tool("rag_list", {})
+                return client.protocol_version, names, found, denied, seen, listed
+
+        for mode, revision in (("legacy", lr.MCP_REVISIONS[0]),
+                               ("auto", lr.MCP_STATELESS[0])):
+            with self.subTest(mode):
+                agreed, names, found, denied, seen, listed = anyio.run(_talk, mode)
+                self.assertEqual((agreed, sorted(names)), (revision, sorted(lr.MCP_TOOLS)))
+                self.assertIn("port.txt", found.content[0].text)
+                self.assertTrue(denied.is_error)
+                self.assertEqual(seen[0], (0, 400))
+                self.assertNotIn("more/", listed.content[0].text)
+
+
+class Test77CommandLine(unittest.TestCase):
     """The real program in a process of its own."""
 
     QUESTION = "历史压缩的触发阈值是多少？"
