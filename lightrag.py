@@ -3497,10 +3497,21 @@ class MarkupReader:
             self.title = self._words(element.start, stop)
         if stop == len(self.events):
             self.chars, self.linked = element.chars, element.linked
-        del self.events[element.start : stop]
+        self.events[element.start : stop] = self._still_open(element, stop)
         for part in self.parts.values():
             while part and part[-1][0] >= element.start:
                 part.pop()
+
+    def _still_open(self, element, stop):
+        """Starts inside a cut whose ends come after it, for the balance."""
+        starts = []
+        if stop < len(self.events):
+            for name, value in self.events[element.start : stop]:
+                if name[:1] == "/":
+                    starts.pop()
+                elif name not in ("", "br", "code"):
+                    starts.append((name, value))
+        return starts[element.name in EVENTS :]
 
     def main_events(self):
         """Return the events of the main part, if that holds most of the text.

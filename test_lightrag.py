@@ -2075,6 +2075,7 @@ class Test16Markup(unittest.TestCase):
                 self.assert_page(
                     f"<p>Hi</p><{name} hidden>x1<p>End</p>", "Hi\n\nEnd", ["no end"]
                 )
+        self.assert_page("<i hidden><b>x</b><a href=y>z<dl>End</a>", "End", ["no end"])
         self.assert_page("<p>Hi<br hidden><p hidden>x<p>End", "Hi\n\nEnd")
         self.assert_page("<ul><li hidden>x<li>y</ul>End", "- y\n\nEnd")
         self.assert_page("<body hidden><p>Hi</p></body>", "Hi")
@@ -2142,6 +2143,16 @@ class Test16Markup(unittest.TestCase):
         ):
             with self.subTest(page):
                 self.assert_page(page, text)
+
+    def test_any_tags_in_any_order(self):
+        random.seed(7)
+        names = [*sorted(lr.EVENTS), *sorted(lr.FATES), "code", "span", "script", "!--"]
+        for _ in range(3000):
+            tags = (random.choice(("<%s>", "</%s>", "<%s hidden>", "<%s class=toc>x", "%s"))
+                    % random.choice(names) for _ in range(random.randrange(30)))
+            page = "".join(tags)
+            with self.subTest(page):
+                self.assertNotIn("\0", lr.html_to_markdown(page)[1])
 
     def test_xhtml_ends_empty_elements(self):
         page = '<?xml version="1.0"?><title/><script src="a"/><p/>x<div hidden="1"/>y'
