@@ -13650,14 +13650,19 @@ def sources_text(citations, question):
 def completion_json(name, created, done, text):
     """Return one whole chat completion."""
     message = {"role": "assistant", "content": text, "refusal": None}
-    usage = done.usage or Usage(0, 0)
     return {
         "id": name, "object": "chat.completion", "created": created,
         "model": COMPLETION_MODEL, "citations": citation_json(done.citations),
         "choices": [{"index": 0, "message": message, "finish_reason": "stop",
                      "logprobs": None}],
-        "usage": {**usage._asdict(), "total_tokens": sum(usage)},
+        "usage": usage_json(done),
     }
+
+
+def usage_json(done):
+    """Return what an answer cost, in tokens."""
+    usage = done.usage or Usage(0, 0)
+    return {**usage._asdict(), "total_tokens": sum(usage)}
 
 
 def completion_chunk(name, created, finish=None, **delta):
@@ -13922,6 +13927,7 @@ const WORDS = {
     steps: "Steps", working: "Searching",
     stopped: "Stopped.", nothing: "Nothing was found.", extract: "extract, no model",
     verbatim: "An extract: the documents, word for word.", stale: "changed since added",
+    doubt: "may not say this", facts: "Remembered",
     more: "more", lost: "The server cannot be reached.", ended: "The answer broke off.",
     answered: "Answer complete.", empty: "There is nothing in it yet.",
     holds: (d, c) => `${d} documents, ${c} passages`,
@@ -13937,6 +13943,7 @@ const WORDS = {
     passages: "片段与得分", steps: "步骤", working: "检索中",
     stopped: "已停止。", nothing: "没有找到相关内容。", extract: "原文摘录，未用模型",
     verbatim: "以下为文档原文摘录，一字未改。", stale: "加入后已有改动",
+    doubt: "未必支持这句话", facts: "长期记忆",
     more: "项未列出", lost: "无法连接服务器。", ended: "回答中断了。",
     answered: "回答完毕。", empty: "知识库还是空的。",
     holds: (d, c) => `${d} 个文档，${c} 个片段`,
@@ -14119,7 +14126,7 @@ class Turn {
     this.state.hidden = this.ended || this.text !== "";
     if (low && !this.ended) scrollTo(0, document.body.scrollHeight);
   }
-  retrieval({ query, hits, mode, seconds }) {
+  retrieval({ query, hits, facts, mode, seconds }) {
     const most = Math.max(...hits.map((hit) => hit.score), 1e-9);
     const bars = hits.flatMap((hit) => {
       const bar = node("i");
@@ -14134,7 +14141,9 @@ class Turn {
     this.found.replaceChildren(node("p", { className: "label" }, say.searched),
       node("div", { className: "step" }, node("code", {}, query), time(seconds)),
       node("p", { className: "label" }, hits.length ? say.passages : say.nothing),
-      node("div", { className: "bars" }, ...bars));
+      node("div", { className: "bars" }, ...bars),
+      ...(facts.length ? [node("p", { className: "label" }, say.facts)] : []),
+      ...facts.map((fact) => node("div", { className: "step" }, fact.text)));
     this.panel.hidden = false;
   }
   step({ tool, arguments: given, ok, seconds, result }) {
@@ -14162,6 +14171,7 @@ class Turn {
     const heading = node("summary", {}, node("span", { className: "mark" }, one.n),
       node("span", { className: "title" }, one.heading || one.title || one.source),
       node("span", { className: "path" }, `${one.source}:${one.line}-${one.end_line}`),
+      one.supported ? null : node("span", { className: "stale" }, say.doubt),
       one.stale ? node("span", { className: "stale" }, say.stale) : null);
     return node("li", {}, node("details", { className: "source",
       id: `source-${this.number}-${one.n}` }, heading, passage));
@@ -14285,11 +14295,13 @@ async function refresh() {
   $("model").textContent = model === "extract" ? say.extract : model;
   $("holds").textContent = totals.documents
     ? say.holds(totals.documents, totals.chunks) : say.empty;
-  $("held").replaceChildren(...documents.map((one) => node("li", {},
+  const shown = documents.slice(0, 500), rest = documents.length - shown.length;
+  $("held").replaceChildren(...shown.map((one) => node("li", {},
     node("div", {}, node("div", { className: "title" }, one.title || one.source),
       node("div", { className: "path" }, one.source)),
     node("button", { className: "plain", ariaLabel: `${say.remove} ${one.source}`,
-      onclick: () => change("remove", [one.source]) }, say.remove))));
+      onclick: () => change("remove", [one.source]) }, say.remove))),
+  ...(rest ? [node("li", {}, `+ ${rest} ${say.more}`)] : []));
 }
 
 async function change(what, sources) {
@@ -14575,6 +14587,8 @@ class Service:
         finally:
             try:
                 save_conversation(self.folder, found)
+            except StorageError as error:
+                self.console.note(("warn", f"the conversation is not kept: {error}"))
             finally:
                 lent.release()
 
@@ -14651,7 +14665,7 @@ def open_service(options, console):
 
 # =============================================================================
 # 73. Web -- the page, its endpoints, and an endpoint for chat clients
-#    Uses: Settings, Prose, Files, Admission, Wire, Service
+#    Uses: Settings, Errors, Prose, Files, Admission, Wire, Service
 # =============================================================================
 
 # A thread a connection, a request a connection.  Each request passes the gates in one
@@ -14676,7 +14690,7 @@ class Turnstile:
         from threading import Lock as Mutex
         self.limits, self.path, self.budget_tokens = limits, path, budget_tokens
         self.now, self.rate = now, Rate(limits.per_client, QUESTIONS_WINDOW_S)
-        self._mutex, self._running = Mutex(), 0
+        self._mutex, self._running, self._counted = Mutex(), 0, {}
 
     @contextlib.contextmanager
     def question(self, client, text):
@@ -14714,22 +14728,30 @@ class Turnstile:
         self._running += 1
 
     def _left_today(self, now_s):
-        return self.limits.per_day - spent_on(self._record(), _day(now_s))
+        day = _day(now_s)
+        spent = max(spent_on(self._kept(), day), spent_on(self._counted, day))
+        return self.limits.per_day - spent
 
-    def _record(self):
-        data, _ = read_stamped(self.path)
+    def _kept(self):
+        """Return what the file holds, whatever its shape."""
         try:
-            return json.loads(data or b"{}")
-        except ValueError:
+            return json.loads(read_stamped(self.path)[0] or b"{}")
+        except (ValueError, RecursionError, StorageError):
             return {}
 
     def _spend(self, now_s):
-        """Count a question in the file, which several servers may share."""
-        make_home(os.path.dirname(self.path))
-        with Lock(os.path.join(os.path.dirname(self.path), "lock")):
-            count = spent_on(self._record(), _day(now_s)) + 1
-            record = {"day": _day(now_s), "questions": count}
-            write_atomic(self.path, [wire_json(record).encode() + b"\n"])
+        """Count a question in the file, which several servers may share.
+
+        Where it cannot be written the count of this process has to do.
+        """
+        day = _day(now_s)
+        self._counted = {"day": day, "questions": spent_on(self._counted, day) + 1}
+        with contextlib.suppress(StorageError):
+            make_home(os.path.dirname(self.path))
+            with Lock(self.path + ".lock"):
+                count = spent_on(self._kept(), day) + 1
+                record = {"day": day, "questions": count}
+                write_atomic(self.path, [wire_json(record).encode() + b"\n"])
 
 
 def _day(now_s):
@@ -14911,7 +14933,7 @@ class Visit:
             self._fail(error.status, error, error.code, error.retry_s)
         except LightragError as error:
             self._fail(STATUSES.get(error.kind, 500), error)
-        except (StoppedError, ConnectionError, TimeoutError):
+        except (StoppedError, OSError):
             pass                # nobody is there any more
         except Exception as error:  # noqa: BLE001 -- a defect must not end the server
             name = type(error).__name__
@@ -14938,7 +14960,7 @@ class Visit:
         length = body_length(self.handler.headers, BODY_BYTES_MAX)
         try:
             data = self.handler.rfile.read(length)
-        except TimeoutError:
+        except OSError:         # out of time, or gone
             data = b""
         if len(data) < length:
             raise RefusedError(408, "slow", "the request did not come to its end")
@@ -15083,6 +15105,8 @@ class Visit:
                 chunk = completion_chunk(name, created, finish, **delta)
                 stream.send(sse_frame("", chunk))
 
+            if streamed:
+                _send(role="assistant", content="")
             service, said = self.server.service, False
             for done in service.answer(question, conversation, Nobody(), stream.left):
                 for kind, data in event_frames(done, service.mode) if streamed else ():
@@ -15094,8 +15118,12 @@ class Visit:
                 whole = completion_json(name, created, done, done.answer + sources)
                 self.send_json(whole)
                 return
-            _send(role="assistant", content=sources)
+            _send(content=sources)
             _send("stop")
+            if isinstance(body.get("stream_options"), dict):
+                usage = {**completion_chunk(name, created), "choices": [],
+                         "usage": usage_json(done)}
+                stream.send(sse_frame("", usage))
             stream.send(b"data: [DONE]\n\n")
 
 
@@ -15145,6 +15173,9 @@ ENDPOINTS = {
 # most of connections, no look-up of names, and silence about clients that have left.
 
 
+NO_REQUEST = (     # of the standard library's own refusals; nothing is filled in
+    '{"error": {"kind": "usage", "code": "http", "message": "that is no request"}}'
+)
 TOO_MANY = (
     b"HTTP/1.1 503 Too many connections\r\nRetry-After: 2\r\nContent-Length: 0\r\n"
     b"Connection: close\r\n\r\n"
@@ -15174,6 +15205,7 @@ def handler_class(server):
     class _Handler(BaseHTTPRequestHandler):
         protocol_version, server_version, sys_version = "HTTP/1.1", "lightrag", ""
         timeout = READ_TIMEOUT_S
+        error_content_type, error_message_format = "application/json", NO_REQUEST
 
         def setup(self):
             """Note by when the request must have arrived."""
@@ -15428,7 +15460,10 @@ class Mcp:
                 return
             if method not in MCP_METHODS:
                 raise RpcError(RPC_METHOD, f"there is no method {method[:60]!r}")
-            self._answer(name, MCP_METHODS[method](params), stateless)
+            result = MCP_METHODS[method](params)
+            if stateless and method in MCP_CACHED:
+                result.update(ttlMs=MCP_CACHED_MS, cacheScope="private")
+            self._answer(name, result, stateless)
         except RpcError as error:
             self._send(rpc_failure(name, error))
 
@@ -15538,13 +15573,11 @@ def _initialize(params):
 
 def _discover(params):
     return {"supportedVersions": [*MCP_STATELESS, *MCP_REVISIONS],
-            "capabilities": {"tools": {}}, "instructions": MCP_HINT,
-            "ttlMs": MCP_CACHED_MS, "cacheScope": "private"}
+            "capabilities": {"tools": {}}, "instructions": MCP_HINT}
 
 
 def _list_tools(params):
-    return {"tools": [tool_json(tool) for tool in MCP_TOOLS.values()],
-            "ttlMs": MCP_CACHED_MS, "cacheScope": "private"}
+    return {"tools": [tool_json(tool) for tool in MCP_TOOLS.values()]}
 
 
 MCP_METHODS = {
@@ -15553,6 +15586,7 @@ MCP_METHODS = {
     "ping": lambda params: {},
     "tools/list": _list_tools,
 }
+MCP_CACHED = ("server/discover", "tools/list")     # may be, by revisions from 2026
 
 
 def mcp_command(options, console):

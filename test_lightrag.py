@@ -9374,9 +9374,9 @@ class Test63Admission(WebCase):
         self.ask()
 
     def test_a_damaged_quota_counts_anew(self):
-        self.serve(per_day=1)
         for damage in ("", "[", "[]", '{"day": 3}', '{"questions": "x"}'):
             self.write(".lightrag/quota.json", damage)
+            self.serve(per_day=1)
             self.ask()
             self.assertEqual(self.post("/api/ask", {"question": "x"})[0], 429)
 
@@ -9445,6 +9445,29 @@ class Test72Endpoints(WebCase):
         self.assertEqual(lr.history_problems(saved.messages), [])
         self.assertIn("word2", saved.messages[-1]["content"])
         self.assertIn("[interrupted]", saved.messages[-1]["content"])
+
+    def test_a_folder_that_cannot_be_written(self):
+        if os.name == "nt" or os.geteuid() == 0:
+            self.write(".lightrag/sessions", "a file where the folder should be")
+            os.mkdir(os.path.join(self.home, "quota.json"))
+        else:
+            os.chmod(self.home, 0o500)
+            self.addCleanup(os.chmod, self.home, 0o700)
+        self.serve(per_day=1)
+        self.assertIn("5 attempts", dict(self.ask())["done"]["answer"])
+        self.assertEqual(self.post("/api/ask", {"question": "x"})[0], 429)
+
+    def test_what_is_no_request(self):
+        self.serve()
+        for line in (b"nonsense", b"GET / HTTP/9.9", b"FOO / HTTP/1.1", b"\x16\x03\x01\x02",
+                     b"GET /" + b"a" * 70_000 + b" HTTP/1.1", b"GET http://evil.test/ HTTP/1.1",
+                     b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.test"):
+            with socket.create_connection(("127.0.0.1", self.port), timeout=20) as wire:
+                wire.sendall(line + b"\r\n\r\n")
+                reply = b"".join(iter(lambda: wire.recv(4096), b""))
+            self.assertRegex(reply[:13], rb"HTTP/1\.[01] [45]\d\d|\{")
+            self.assertNotIn(b"<html", reply.lower())
+        self.ask()
 
     def test_WEB_3_headers_and_then_nothing(self):
         self.serve()
@@ -9619,6 +9642,7 @@ class Test65CompletionsOverHttp(WebCase):
             if stream:
                 rows = data.decode().strip().split("\n\n")
                 self.assertEqual(rows.pop(), "data: [DONE]")
+                self.assertIn('"role": "assistant"', rows[0])
                 chunks = [json.loads(row.removeprefix("data: ")) for row in rows]
                 text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
                 self.assertEqual(chunks[-1]["choices"][0]["finish_reason"], "stop")
@@ -10002,7 +10026,7 @@ class Test65OpenaiClient(WebCase):
         self.assertIn("Five [1].\n\nSources:", whole)
         pieces = [chunk.choices[0].delta.content or ""
                   for chunk in client.chat.completions.create(**asked, stream=True)]
-        self.assertEqual(("".join(pieces), pieces[0]), (whole, "Five "))
+        self.assertEqual(("".join(pieces), pieces[:2]), (whole, ["", "Five "]))
         with self.assertRaises(openai.AuthenticationError):
             client.with_options(api_key="wrong").models.list()
 
