@@ -3132,7 +3132,8 @@ ATTRIBUTE = re.compile(
 STYLE_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 UNSEEN_STYLE = re.compile(
     r"(?:^|;)\s*(?:display\s*:\s*none|visibility\s*:\s*(?:hidden|collapse)"
-    r"|opacity\s*:\s*0*\.?0*\s*(?:!|;|$)|font-size\s*:\s*0[a-z%]*\s*(?:!|;|$))"
+    r"|opacity\s*:\s*0*\.?0*\s*(?:!|;|$)|font-size\s*:\s*0[a-z%]*\s*(?:!|;|$)"
+    r"|(?:left|right|top|text-indent)\s*:\s*-\d{4,}|color\s*:\s*transparent)"
 )
 
 
@@ -3151,7 +3152,7 @@ BLOCKS = HEADINGS | LISTS | TABLE_PARTS | _set_of(
     "summary"
 )
 _P, BLOCKS_BUT_P = _set_of("p"), BLOCKS - {"p"}
-EVENTS = BLOCKS | _set_of("a br q rt")
+EVENTS = BLOCKS | _set_of("a br button q rt")
 OPTIONAL_END = TABLE_SECTIONS | _set_of("p li dt dd tr td th")
 # What a start tag ends: the elements named first, looked for up to one of the second.
 IMPLIED_END = {
@@ -3834,6 +3835,9 @@ HANDLERS = {
     "a": MarkdownWriter._link,
     "/a": MarkdownWriter._end_link,
     "br": lambda writer, _: writer.pieces.append("\n" if writer.code else BREAK),
+    **dict.fromkeys(
+        ("button", "/button"), lambda writer, _: writer.pieces.append(" ")
+    ),
     "q": lambda writer, _: writer.pieces.append("\u201c"),
     "/q": lambda writer, _: writer.pieces.append("\u201d"),
     "rt": lambda writer, _: writer.pieces.append("("),
@@ -4681,7 +4685,6 @@ KIND_OF_MEDIA = {
     "application/x-ipynb+json": "notebook",
     "application/epub+zip": "epub",
     "application/pdf": "pdf",
-    "text/x-pdftotext": "pdf",
 }
 # Media types that servers send for want of a better one: the name knows more.
 VAGUE_MEDIA = frozenset((
@@ -4783,8 +4786,9 @@ def read_document(data, name, content_type="", charset=""):
         raise SkipError("there are no words in it: nothing to index")
     if kind in MARKDOWN_KINDS:
         check_text_size(len(text))
-    title = clean_text(title) or base_name(name)
-    return Parsed(title, kind, clean_text(text), tuple(filter(None, warnings)))
+    title = " ".join(title.split())[:HEADING_CHARS_MAX] or base_name(name)
+    warnings = tuple(filter(None, warnings))
+    return Parsed(clean_text(title), kind, clean_text(text), warnings)
 
 
 def _kind_for(data, name, content_type):
@@ -4797,10 +4801,7 @@ def _kind_for(data, name, content_type):
     if media in VAGUE_MEDIA:
         kind = _known_kind(name) or kind
     if kind == "pdf" or data.startswith(b"%PDF-"):
-        raise SourceError(
-            "a PDF is read through pdftotext, which was not found: "
-            "install poppler-utils, or save the PDF as text"
-        )
+        raise SourceError("a PDF: add it, which takes its text out with pdftotext")
     if not kind and data.startswith(PACKED_MARKS):
         names = Archive(data).names
         kind = next((kind for name, kind in PACKED_KINDS.items() if name in names), "")

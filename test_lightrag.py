@@ -2058,6 +2058,8 @@ class Test16Markup(unittest.TestCase):
             "<dialog>x</dialog>",
             "<div style='opacity:0'>x</div>",
             "<div style='font-size:0px'>x</div>",
+            "<div style='position:absolute; left:-9999px'>x</div>",
+            "<div style='color:transparent'>x</div>",
             "<svg><title>x</title><text>y</text></svg>",
             "<!doctype x><?x y?><![CDATA[z]]></>",
         ):
@@ -2208,6 +2210,7 @@ class Test17Markdown(unittest.TestCase):
                 self.assertRegex(text, r"a\n+(# )?b")
         self.assert_text("a<br>b<br/>c<br><br>d<hr>e", "a\nb\nc\n\nd\n\ne")
         self.assert_text("x<img alt='a chart'>y<img src=z>", "x a chart y")
+        self.assert_text("a<button>b</button><button>c</button>", "a b c")
 
     def test_tables(self):
         self.assert_text(
@@ -2845,6 +2848,8 @@ class Test22Documents(unittest.TestCase):
             ("https://a.org/b/c%20d.txt", "words", "c d.txt"),
             ("https://a.org", "words", "a.org"),
             ("m.py", "x = 1", "m.py"),
+            ("d/\udcb0.txt", "words", "\ufffd.txt"),
+            ("n.md", "# " + "x" * 9999, "x" * lr.HEADING_CHARS_MAX),
         ):
             with self.subTest(name, title=title):
                 self.assertEqual(lr.read_document(text.encode(), name).title, title)
