@@ -5006,12 +5006,18 @@ class ScriptedServer:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
-        threading.Thread(target=self.accept, daemon=True).start()
+        self.over, self.thread = False, threading.Thread(target=self.accept, daemon=True)
+        self.thread.start()
 
     def __enter__(self):
         return self
 
     def __exit__(self, *error):
+        """Stop; subtle: an accept must not go on, for its number may be the next one's."""
+        self.over = True
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", self.port), 1).close()
+        self.thread.join(5)
         self.listener.close()
 
     def accept(self):
@@ -5019,6 +5025,9 @@ class ScriptedServer:
             try:
                 wire, _ = self.listener.accept()
             except OSError:
+                return
+            if self.over:
+                wire.close()
                 return
             threading.Thread(target=self.serve, args=(wire,), daemon=True).start()
 
@@ -10278,6 +10287,18 @@ class Test75Mcp(unittest.TestCase):
         mcp.run(_lines())
         self.assertEqual([m["id"] for m in out if "id" in m], [3])
         self.assertEqual(mcp.service.knowledge().sources, ["port.txt"])
+
+    def test_the_settings_in_the_notes_start_it(self):
+        with open(os.path.join(HERE, "notes", "web-and-mcp.md"), encoding="utf-8") as file:
+            lines = re.search(r'\{"mcpServers".*?\}\}\}', file.read(), re.DOTALL)[0]
+        words = json.loads(lines)["mcpServers"]["lightrag"]["args"]
+        home = os.path.join(self.project.root, ".lightrag")
+        self.assertEqual(words[0], "/path/to/lightrag.py")
+        words = [home if "/" in word else word for word in words[1:]]
+        asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {
+            "name": "rag_search", "arguments": {"query": "port"}}}
+        run = self.project.run(*words, stdin=json.dumps(asked).encode())
+        self.assertIn("port.txt", json.loads(run.stdout)["result"]["content"][0]["text"])
 
     def test_nothing_but_the_protocol_on_standard_output(self):
         lines = [{"jsonrpc": "2.0", "id": i, "method": method}
