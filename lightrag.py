@@ -165,8 +165,8 @@ CHARS_PER_TOKEN = 4         # ASCII; what tokenisers of models average in Englis
 BYTES_PER_TOKEN = 3         # of UTF-8 beyond ASCII: a Han, kana or hangul sign is one
 # Weights of a question's tokens beside a plain word's 1.0.  All are flat: half of one
 # or double costs less than 0.002 of mean nDCG@10 (notes/ranking.md).
-PART_WEIGHT = 0.6           # of user in userId: the parts together weigh as one word
-WHOLE_WEIGHT = 0.7          # of userid
+PART_WEIGHT = 0.5           # of user in userId: the parts together weigh as one word
+WHOLE_WEIGHT = 0.5          # of userid
 LATIN_WEIGHT = 1.3          # of a Latin word in a Chinese question: the technical term
 
 # Outline
@@ -212,12 +212,12 @@ BISECTION_COST = 6          # looking up one unit costs as much as reading 6 pos
 
 # Ranking
 HITS = 4                    # passages a question gets when nobody says otherwise
-SIGN_SHARE = 0.1            # of a pair's weight that each of its signs gets beside it
+SIGN_SHARE = 0.15           # of a pair's weight that each of its signs gets beside it
 RARITY_POWER = 1.15         # of idf: rare words say a little more than BM25 has it
-COHESION_SHARE = 0.5        # of a pair's weight that hangs on its being a word
-FINALISTS = 10              # so many are looked at once more; 60 are no better
-NEIGHBOUR_SHARE = 0.15      # of the mean of two words, when they stand side by side
-FORM_SHARE = 0.1            # of a word, when it stands in the very form of the question
+COHESION_SHARE = 0.4        # of a pair's weight that hangs on its being a word
+FINALISTS = 20              # so many are looked at once more; 100 are no better
+NEIGHBOUR_SHARE = 0.2       # of the mean of two words, when they stand side by side
+FORM_SHARE = 0.12           # of a word, when it stands in the very form of the question
 WEIGHT_UNITS = 256          # that make a token's weight of 1.0: scores are integers
 SCORE_UNITS = 255 * WEIGHT_UNITS    # weight x impact of a full share of 1.0
 MERGE_SHARE = 4             # a segment over a quarter of the one before is joined to it
@@ -869,7 +869,7 @@ def word_forms(word):
     return tuple(zlib.crc32(form.encode()) & 0xFFFF for form in _forms(word))
 
 
-def traces(words, found):
+def traces_of(words, found):
     """Return the numbers of what tokens do not tell: forms, and words side by side.
 
     words  of a text, as words_of gives them
@@ -2497,28 +2497,30 @@ def _count_units(documents, firsts, marks):
     and marks.
     """
     for title, text, chunks in documents:
-        fields = {name: (Counter(tokens(name)), _byte_length(name))
-                  for name in {title, *(chunk.heading for chunk in chunks)}}
+        names = {title, *(chunk.heading for chunk in chunks)}
+        fields = {name: _count_field(name) for name in names}
         for chunk in chunks:
-            body = text[chunk.start : chunk.end]
-            words, length = words_of(body), _byte_length(body)
-            found = tokens_of(words)
-            marks.append(array("H", sorted(traces(words, found))).tobytes())
-            counts = Counter(found)
+            counts, length, traces, found = _count_field(text[chunk.start : chunk.end])
             for token in set(found[:LEAD_TOKENS]):
                 counts[token] += LEAD_WEIGHT
             weights = (title, TITLE_WEIGHT), (chunk.heading, HEADING_WEIGHT)
             for name, weight in weights:
-                field, field_bytes = fields[name]
+                field, field_bytes, field_traces, _ = fields[name]
                 length += weight * field_bytes
+                traces |= field_traces
                 for token, count in field.items():
                     counts[token] += weight * count
+            marks.append(array("H", sorted(traces)).tobytes())
             yield counts, round(length / LENGTH_STEP_BYTES) * LENGTH_STEP_BYTES
         firsts.append(firsts[-1] + len(chunks))
 
 
-def _byte_length(text):
-    return len(text.encode("utf-8", "replace"))
+def _count_field(text):
+    """Return (token -> count, bytes, traces, tokens in order) of a text."""
+    words = words_of(text)
+    found = tokens_of(words)
+    length = len(text.encode("utf-8", "replace"))
+    return Counter(found), length, traces_of(words, found), found
 
 
 @_without_collector

@@ -1770,7 +1770,7 @@ class Test12Segments(unittest.TestCase):
                 self.assertEqual(set(lr.neighbours([one, two])) <= held, wanted)
         segment = open_segment([("", text, [lr.Chunk(0, 0), lr.Chunk(0, len(text))])])
         self.assertEqual(list(segment.traces(0)), [])
-        held = lr.traces(lr.words_of(text), lr.tokens(text))
+        held = lr.traces_of(lr.words_of(text), lr.tokens(text))
         self.assertEqual(list(segment.traces(1)), sorted(held))
         self.assertLessEqual({*lr.word_forms("limits"), *lr.word_forms("ID")}, held)
         self.assertFalse({*lr.word_forms("limit")} & held)
@@ -1867,9 +1867,11 @@ def exhaustive(documents, query, k, wanted=None):
         both = weights[words[i]] + weights[words[i + 1]]
         gains[side] = round(lr.NEIGHBOUR_SHARE * 255 / 2 * both)
     for score, number, chunk in scored[: max(k, lr.FINALISTS)]:
-        _, text, chunks = documents[number]
-        body = text[chunks[chunk].start : chunks[chunk].end]
-        held = lr.traces(lr.words_of(body), lr.tokens(body))
+        title, text, chunks = documents[number]
+        start, end, heading = chunks[chunk]
+        held = set()
+        for field in (title, heading, text[start:end]):
+            held |= lr.traces_of(lr.words_of(field), lr.tokens(field))
         score += sum(gains[trace] for trace in held & set(gains))
         score += gain(next(u[2] for u in units if u[:2] == (number, chunk)), late)
         final.append((score, number, chunk))
