@@ -14238,6 +14238,7 @@ async function ask(question) {
   } catch (error) {
     if (stop.signal.aborted) turn.note(say.stopped);
     else turn.problem(error instanceof TypeError ? say.lost : error.message);
+    if (!turn.text) $("question").value ||= question;    // nobody types it twice
   }
   turn.end("");
   running = null;

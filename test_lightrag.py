@@ -10006,6 +10006,7 @@ class Test68Browser(WebCase):
         self.ask_in_page("And again?")
         text = browser.until("document.querySelector('.problem')?.innerText")
         self.assertIn("1 questions in 10 minutes are the limit", text)
+        browser.until("document.getElementById('question').value === 'And again?'")
 
     def test_it_speaks_chinese(self):
         browser = self.begin(language="zh-CN")
