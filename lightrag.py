@@ -44,58 +44,62 @@ terminal, clock or environment):
     25 Metrics       how good a ranking is, by what people judged
     26 Golden        cases with an expectation, judged without a model
     27 Plots         figures as one page: a table, and bars drawn in SVG
-    28 Protocol      the OpenAI wire format: messages, calls, requests, errors
-    29 Stream        server-sent events, and thoughts in the text, cut anywhere
-    30 Deltas        what the chunks of one answer add up to
-    31 Context       what a model is told, within a budget
-    32 Quantities    the numbers that a text states, however they are written
-    33 Checking      every marked sentence against the passage it cites
-    34 Permissions   (rules, call) to allow, ask or deny
-    35 Paths         ignore rules, secret names, confinement below a root
-    36 Addresses     web addresses: fit to show, fit to send, where they lead
-    37 Files         reading, atomic writes and locks
-    38 Folders       walking, the home of a knowledge base, configuration
-    39 Network       how this machine reaches others: proxies and certificates
-    40 Http          the only section that opens connections
-    41 Pages         one web page, its redirects checked at every step
-    42 Sources       path, folder, glob, URL or standard input to raw documents
-    43 Format        the bytes of knowledge.json, a document a line
-    44 Store         knowledge.json, and the index derived from it
-    45 Knowledge     the documents and their index
-    46 Ingest        plan, ask, add, sync and remove
-    47 Memory        long-term facts and the working memory
-    48 Conversation  what was said, shown and noted, and where it is kept
-    49 Model         chat completions: retries, what a server takes, errors as sentences
-    50 Reach         what may be read below the root, and by which programs
-    51 Lookup        the tools that read: documents, files, history
-    52 Tools         a table of what the agent can do
-    53 Requests      what is sent: within a budget, and what is made of a conversation
-    54 Calls         run what a model asks for, or say why not
-    55 Agent         the loop; yields events, never prints
-    56 Evaluation    run judged sets and golden cases
-    57 Console       printing, asking and progress under any encoding
-    58 Consent       ask once, and remember what the user wants remembered
-    59 Arguments     the words of a command line to a command and its options
-    60 Options       the options that several commands share
-    61 Intake        the commands that add, sync and remove
-    62 Asking        the commands that list, show, search and ask
-    63 Grading       the command that evaluates
-    64 Prompt        the interactive prompt
-    65 Admission     who may ask a server, and how often
-    66 Wire          the agent's events as the page knows them
-    67 Completions   the OpenAI format, as a server speaks it
-    68 Layout        the page: what stands where, and how it looks
-    69 Script        what the page does
-    70 Manners       how the page is used: asking, documents, permission, keys
-    71 Opening       settings to a model, and a conversation to its agent
-    72 Service       the agent and the knowledge base for faces that serve several
-    73 Web           the page, its endpoints, and an endpoint for chat clients
-    74 Endpoints     one request: through the gates, to its answer
-    75 Serving       connections, and the command that serves
-    76 Rpc           JSON-RPC 2.0, a message a line
-    77 Mcp           the same tools for other agents, over standard input and output
-    78 Faces         the commands that serve others
-    79 Command line  the table of commands, and main
+    28 Vectors       what embeddings say: compact, sealed, and compared exactly
+    29 Fusion        several rankings made one
+    30 Protocol      the OpenAI wire format: messages, calls, requests, errors
+    31 Stream        server-sent events, and thoughts in the text, cut anywhere
+    32 Deltas        what the chunks of one answer add up to
+    33 Context       what a model is told, within a budget
+    34 Quantities    the numbers that a text states, however they are written
+    35 Checking      every marked sentence against the passage it cites
+    36 Permissions   (rules, call) to allow, ask or deny
+    37 Paths         ignore rules, secret names, confinement below a root
+    38 Addresses     web addresses: fit to show, fit to send, where they lead
+    39 Files         reading, atomic writes and locks
+    40 Folders       walking, the home of a knowledge base, configuration
+    41 Network       how this machine reaches others: proxies and certificates
+    42 Http          the only section that opens connections
+    43 Pages         one web page, its redirects checked at every step
+    44 Sources       path, folder, glob, URL or standard input to raw documents
+    45 Format        the bytes of knowledge.json, a document a line
+    46 Store         knowledge.json, and the index derived from it
+    47 Knowledge     the documents and their index
+    48 Ingest        plan, ask, add, sync and remove
+    49 Memory        long-term facts and the working memory
+    50 Conversation  what was said, shown and noted, and where it is kept
+    51 Model         chat completions: retries, what a server takes, errors as sentences
+    52 Embeddings    texts to vectors by an endpoint, in batches and at a pace
+    53 Hybrid        search by words and by meaning, fused
+    54 Reach         what may be read below the root, and by which programs
+    55 Lookup        the tools that read: documents, files, history
+    56 Tools         a table of what the agent can do
+    57 Requests      what is sent: within a budget, and what is made of a conversation
+    58 Calls         run what a model asks for, or say why not
+    59 Agent         the loop; yields events, never prints
+    60 Evaluation    run judged sets and golden cases
+    61 Console       printing, asking and progress under any encoding
+    62 Consent       ask once, and remember what the user wants remembered
+    63 Arguments     the words of a command line to a command and its options
+    64 Options       the options that several commands share
+    65 Intake        the commands that add, sync, embed and remove
+    66 Asking        the commands that list, show, search and ask
+    67 Grading       the command that evaluates
+    68 Prompt        the interactive prompt
+    69 Admission     who may ask a server, and how often
+    70 Wire          the agent's events as the page knows them
+    71 Completions   the OpenAI format, as a server speaks it
+    72 Layout        the page: what stands where, and how it looks
+    73 Script        what the page does
+    74 Manners       how the page is used: asking, documents, permission, keys
+    75 Opening       settings to a model, and a conversation to its agent
+    76 Service       the agent and the knowledge base for faces that serve several
+    77 Web           the page, its endpoints, and an endpoint for chat clients
+    78 Endpoints     one request: through the gates, to its answer
+    79 Serving       connections, and the command that serves
+    80 Rpc           JSON-RPC 2.0, a message a line
+    81 Mcp           the same tools for other agents, over standard input and output
+    82 Faces         the commands that serve others
+    83 Command line  the table of commands, and main
 
 Words: a document has a title, a source (the path or URL it came from) and a text;
 a chunk is a passage of it, text[start:end]; a hit is a chunk that a search found;
@@ -131,7 +135,7 @@ from collections import Counter
 from functools import cache, lru_cache, partial, wraps
 from itertools import accumulate, chain, compress, islice
 from itertools import count as counting
-from operator import add
+from operator import add, itemgetter, mul
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -389,6 +393,27 @@ MODEL_HEADERS = {
     "Connection": "close",
 }
 
+# Vectors
+VECTORS_FILE = "vectors.bin"    # beside knowledge.json
+VECTORS_MAGIC = b"LRAGVEC1"
+KEY_BYTES = 16              # of the digest of a text
+LANE_BYTES = 4              # of a column: a sum of 65,000 dimensions fits
+SPARE_FINALISTS = 20        # scored anew beyond those asked for; bytes are off by 0.01
+COSINE_MIN = 0.2            # below it a passage is about something else
+
+# Fusion, Hybrid
+FUSION_K = 60               # of reciprocal rank fusion, as its authors chose it
+FUSED_MAX = 50              # of each ranking
+WORDS_WEIGHT = 1.0
+VECTORS_WEIGHT = 1.0
+SAVED_TEXTS = 256           # embedded between two saves: a minute's work at most
+
+# Embeddings
+BATCH_TEXTS_MAX = 32
+BATCH_TOKENS_MAX = 8000
+EMBEDDING_CALLS = 2         # on their way at once
+PREFIX_WAYS = ("auto", "none", "input_type")
+
 # Tools
 TOOL_HITS_MAX = 10
 READ_CHARS_MAX = 8000       # a call; what the first users know
@@ -469,6 +494,12 @@ class Settings(NamedTuple):
     max_steps: int = 6      # tool steps a question; then one more without tools
     budget_tokens: int = 6000   # LRAG_BUDGET_TOKENS: of one request
     stream: bool = True
+    embedding_base_url: str = ""    # EMBEDDING_BASE_URL; empty = search by words
+    embedding_api_key: str = ""     # EMBEDDING_API_KEY
+    embedding_model: str = ""       # EMBEDDING_MODEL; empty = the first of /models
+    embedding_prefix: str = "auto"  # LRAG_EMBEDDING_PREFIX: see PREFIX_WAYS
+    embedding_rpm: int = 0  # LRAG_EMBEDDING_RPM: requests a minute; 0 = no limit
+    embedding_tpm: int = 0  # LRAG_EMBEDDING_TPM: tokens a minute
 
 
 # =============================================================================
@@ -1168,6 +1199,12 @@ def _escape(match):
     code = ord(match[0])
     hexadecimal = f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
     return NAMED_ESCAPES.get(match[0], hexadecimal)
+
+
+def nearest(word, names):
+    """Return the name that is most like a word, "" when none is."""
+    import difflib
+    return next(iter(difflib.get_close_matches(word, sorted(names), 1, 0.5)), "")
 
 
 # =============================================================================
@@ -5754,7 +5791,204 @@ def _bar(y, setting, value, colour):
 
 
 # =============================================================================
-# 28. Protocol -- the OpenAI wire format: messages, calls, requests, errors [pure]
+# 28. Vectors -- what embeddings say: compact, sealed, and compared exactly [pure]
+#    Uses: Settings, Sealed
+# =============================================================================
+
+# A vector is kept as a scale and a byte a dimension (a share of the scale, plus 128),
+# which loses less than 0.01 of a cosine.  All are compared with a question's; 10,000 of
+# 384 dimensions take 13 ms in pure Python.  The trick: one dimension of all vectors is
+# a *column*, a single large integer with 32 bits a vector.  Multiplied by the
+# question's share of that dimension and added up over the dimensions, it holds every
+# product at once.  The best are then scored anew with the question's own floats.
+
+
+NATIVE = "little" if array("H", [1]).tobytes()[0] else "big"
+LOW_BYTE = 0 if NATIVE == "little" else LANE_BYTES - 1
+
+
+def unit_vector(values):
+    """Return a vector of length 1, None for one that is zero or not finite.
+
+    >>> unit_vector([3.0, 4.0]), unit_vector([0.0]), unit_vector([float("nan")])
+    ([0.6, 0.8], None, None)
+    """
+    length = math.sqrt(math.fsum(value * value for value in values))
+    if not 0 < length < math.inf:
+        return None
+    return [value / length for value in values]
+
+
+def in_bytes(unit):
+    """Return (scale, bytes) of a unit vector: value = scale * (byte - 128).
+
+    >>> in_bytes([0.6, -0.8])[1] == bytes([128 + 95, 1])
+    True
+    """
+    scale = max(map(abs, unit)) / 127
+    return scale, bytes(128 + round(value / scale) for value in unit)
+
+
+class Vectors:
+    """Vectors of one model, each under the key of its text.
+
+    places  array("I") of row, document's number, chunk index, one after another: what
+            the rows are vectors of, in the knowledge base with that stamp
+    """
+
+    def __init__(self, model, dimension=0, keys=b"", scales=(), rows=b"",
+                 stamp=None, places=()):
+        self.model, self.dimension, self.stamp = model, dimension, stamp
+        self._keys, self._scales, self._rows = keys, scales, rows
+        self.places, self._fresh, self._columns = places, {}, None
+
+    @property
+    def count(self):
+        """How many vectors there are."""
+        return len(self._keys) // KEY_BYTES + len(self._fresh)
+
+    def numbers(self):
+        """Return {key: row}."""
+        stored = range(0, len(self._keys), KEY_BYTES)
+        keys = [bytes(self._keys[i : i + KEY_BYTES]) for i in stored]
+        return {key: row for row, key in enumerate([*keys, *self._fresh])}
+
+    def add(self, key, values):
+        """Keep a vector; -> whether it is one: finite, not zero, of the dimension."""
+        unit = unit_vector(values)
+        if unit is None or len(unit) != (self.dimension or len(unit)):
+            return False
+        self.dimension, self._columns = len(unit), None
+        self._fresh[key] = in_bytes(unit)
+        return True
+
+    def settle(self):
+        """Put the vectors that were added to the others."""
+        if self._fresh:
+            scales, rows = zip(*self._fresh.values())
+            self._keys = b"".join([bytes(self._keys), *self._fresh])
+            self._scales = array("f", [*self._scales, *scales])
+            self._rows = b"".join([bytes(self._rows), *rows])
+            self._fresh = {}
+
+    def get(self, row):
+        """Return the vector of a row, as floats."""
+        self.settle()
+        scale, start = self._scales[row], row * self.dimension
+        stored = self._rows[start : start + self.dimension]
+        return [scale * (byte - 128) for byte in stored]
+
+    def nearest(self, query, count, wanted=None):
+        """Return [(cosine, row)] of the best rows, best first, at least the threshold.
+
+        query   list of floats, of the dimension
+        wanted  None, or the rows that count
+        """
+        unit = unit_vector(query)
+        if unit is None or len(unit) != self.dimension or not self.count:
+            return []
+        rough = self._rough_scores(in_bytes(unit)[1])
+        rows = range(len(rough)) if wanted is None else wanted
+        finalists = heapq.nlargest(count + SPARE_FINALISTS, rows, key=rough.__getitem__)
+        offset = 128 * math.fsum(unit)
+        best = []
+        for row in finalists:
+            start = row * self.dimension
+            stored = self._rows[start : start + self.dimension]
+            cosine = (math.fsum(map(mul, unit, stored)) - offset) * self._scales[row]
+            if cosine >= COSINE_MIN:
+                best.append((cosine, row))
+        return sorted(best, key=lambda found: (-found[0], found[1]))[:count]
+
+    def _rough_scores(self, query):
+        """Return the product of every row with a question in bytes, to a factor."""
+        self.settle()
+        if self._columns is None:
+            self._columns = packed_columns(self._rows, self.dimension)
+        above = below = 0
+        for byte, column in zip(query, self._columns):
+            if byte > 128:
+                above += (byte - 128) * column
+            elif byte < 128:
+                below += (128 - byte) * column
+        size = LANE_BYTES * self.count
+        sums = [array("I", total.to_bytes(size, NATIVE)) for total in (above, below)]
+        shift = 128 * (sum(query) - 128 * len(query))   # what adding 128 to each did
+        return [(plus - minus - shift) * scale
+                for plus, minus, scale in zip(*sums, self._scales)]
+
+    def packed(self):
+        """Return the bytes of a file of vectors."""
+        self.settle()
+        catalogue = json.dumps({"model": self.model, "stamp": self.stamp}).encode()
+        scales, places = array("f", self._scales), array("I", self.places)
+        counts = self.count, self.dimension, len(places), len(catalogue), 0
+        return seal(VECTORS_MAGIC, counts,
+                    [scales, places, bytes(self._keys), bytes(self._rows), catalogue])
+
+
+def packed_columns(rows, dimension):
+    """Return one large integer for each dimension of rows, 32 bits a row."""
+    rows = bytes(rows)
+    wide, columns = bytearray(LANE_BYTES * (len(rows) // dimension)), []
+    for i in range(dimension):
+        wide[LOW_BYTE::LANE_BYTES] = rows[i::dimension]
+        columns.append(int.from_bytes(wide, NATIVE))
+    return columns
+
+
+def read_vectors(buffer):
+    """Return the Vectors of a file.
+
+    Raises DamageError when it is not whole
+    """
+    sealed = Sealed(buffer, VECTORS_MAGIC)
+    count, dimension, places, catalogue, _ = sealed.counts
+    sizes = 4 * count, 4 * places, KEY_BYTES * count, dimension * count, catalogue
+    ends = list(accumulate(sizes, initial=HEADER.size))[1:]
+    if ends[-1] != sealed.size:
+        raise DamageError("A file of vectors has another size than it says")
+    scales, places, keys, rows, catalogue = (
+        sealed.view(end - size, end) for size, end in zip(sizes, ends)
+    )
+    try:
+        known = json.loads(bytes(catalogue))
+        model, stamp = known["model"], known["stamp"]
+    except (ValueError, KeyError, TypeError):
+        raise DamageError("A file of vectors does not say whose they are") from None
+    return Vectors(model, dimension, keys, scales.cast("f"), rows,
+                   tuple(stamp) if stamp else None, places.cast("I"))
+
+
+# =============================================================================
+# 29. Fusion -- several rankings made one [pure]
+#    Uses: Settings
+# =============================================================================
+
+# Reciprocal rank fusion: what stands at place r of a ranking gets weight / (k + r), so
+# that scores of different kinds need not be compared.  Source: Cormack, Clarke &
+# Buettcher 2009.  How much words count beside vectors hangs on how decisive they are:
+# see notes/hybrid.md for what was measured.
+
+
+def fused(rankings, weights):
+    """Return [(score, item)] of several rankings, best first, ties by item.
+
+    The score is 1 a weight for what leads a ranking.
+    >>> fused([["a", "b"], ["b", "c"]], [1.0, 1.0])[0][1]
+    'b'
+    """
+    scores = {}
+    for ranking, weight in zip(rankings, weights):
+        for place, item in enumerate(ranking):
+            gain = weight * (FUSION_K + 1) / (FUSION_K + 1 + place)
+            scores[item] = scores.get(item, 0.0) + gain
+    best = sorted(scores, key=lambda item: (-scores[item], item))
+    return [(scores[item], item) for item in best]
+
+
+# =============================================================================
+# 30. Protocol -- the OpenAI wire format: messages, calls, requests, errors [pure]
 #    Uses: Settings, Prose
 # =============================================================================
 
@@ -6022,7 +6256,7 @@ def _wire_name(name):
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64] or "unknown"
 
 # =============================================================================
-# 29. Stream -- server-sent events, and thoughts in the text, cut anywhere [pure]
+# 31. Stream -- server-sent events, and thoughts in the text, cut anywhere [pure]
 #    Uses: Settings
 # =============================================================================
 
@@ -6181,7 +6415,7 @@ def _hold_back(text):
 
 
 # =============================================================================
-# 30. Deltas -- what the chunks of one answer add up to [pure]
+# 32. Deltas -- what the chunks of one answer add up to [pure]
 #    Uses: Settings, Lists, Errors, Prose, Protocol, Stream
 # =============================================================================
 
@@ -6435,7 +6669,7 @@ def _chunk_of(event, data):
 
 
 # =============================================================================
-# 31. Context -- what a model is told, within a budget [pure]
+# 33. Context -- what a model is told, within a budget [pure]
 #    Uses: Settings, Text, Prose, Ranking, Answers, Protocol
 # =============================================================================
 
@@ -6766,7 +7000,7 @@ def without_calls(messages):
 
 
 # =============================================================================
-# 32. Quantities -- the numbers that a text states, however they are written [pure]
+# 34. Quantities -- the numbers that a text states, however they are written [pure]
 #    Uses: Lists
 # =============================================================================
 
@@ -6904,7 +7138,7 @@ def stated(text):
 
 
 # =============================================================================
-# 33. Checking -- every marked sentence against the passage it cites [pure]
+# 35. Checking -- every marked sentence against the passage it cites [pure]
 #    Uses: Settings, Lists, Text, Prose, Answers, Context, Quantities
 # =============================================================================
 
@@ -7169,7 +7403,7 @@ def doubted(citations, findings):
 
 
 # =============================================================================
-# 34. Permissions -- (rules, call) to allow, ask or deny [pure]
+# 36. Permissions -- (rules, call) to allow, ask or deny [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -7278,7 +7512,7 @@ def with_rule(config, project, rule):
 
 
 # =============================================================================
-# 35. Paths -- ignore rules, secret names, confinement below a root [pure]
+# 37. Paths -- ignore rules, secret names, confinement below a root [pure]
 #    Uses: Settings, Lists, Errors
 # =============================================================================
 
@@ -7526,7 +7760,7 @@ def _names(path, flavour):
 
 
 # =============================================================================
-# 36. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
+# 38. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
 #    Uses: Settings, Lists, Errors
 # =============================================================================
 
@@ -7691,7 +7925,7 @@ def masked(text, secrets):
 
 
 # =============================================================================
-# 37. Files -- reading, atomic writes and locks
+# 39. Files -- reading, atomic writes and locks
 #    Uses: Settings, Errors
 # =============================================================================
 
@@ -7997,7 +8231,7 @@ def make_home(home):
 
 
 # =============================================================================
-# 38. Folders -- walking, the home of a knowledge base, configuration
+# 40. Folders -- walking, the home of a knowledge base, configuration
 #    Uses: Settings, Lists, Errors, Prose, Paths, Files
 # =============================================================================
 
@@ -8347,7 +8581,7 @@ def change_config(environ, change):
 
 
 # =============================================================================
-# 39. Network -- how this machine reaches others: proxies and certificates
+# 41. Network -- how this machine reaches others: proxies and certificates
 #    Uses: Settings, Errors, Addresses
 # =============================================================================
 
@@ -8452,7 +8686,7 @@ def tls_context(network):
 
 
 # =============================================================================
-# 40. Http -- the only section that opens connections
+# 42. Http -- the only section that opens connections
 #    Uses: Settings, Errors, Addresses, Network
 # =============================================================================
 
@@ -8801,7 +9035,7 @@ def _network_error(error, url, limits, variable):
 
 
 # =============================================================================
-# 41. Pages -- one web page, its redirects checked at every step
+# 43. Pages -- one web page, its redirects checked at every step
 #    Uses: Settings, Lists, Errors, Addresses, Network, Http
 # =============================================================================
 
@@ -8888,7 +9122,7 @@ def _page(reply):
 
 
 # =============================================================================
-# 42. Sources -- path, folder, glob, URL or standard input to raw documents
+# 44. Sources -- path, folder, glob, URL or standard input to raw documents
 #    Uses: Settings, Errors, Decoding, Documents, Addresses, Files, Folders, Pages
 # =============================================================================
 
@@ -9208,7 +9442,7 @@ def _run_on(data, command, timeout_s):
 
 
 # =============================================================================
-# 43. Format -- the bytes of knowledge.json, a document a line [pure]
+# 45. Format -- the bytes of knowledge.json, a document a line [pure]
 #    Uses: Settings, Errors, Chunks, Documents
 # =============================================================================
 
@@ -9322,7 +9556,7 @@ def line_digest(line):
 
 
 # =============================================================================
-# 44. Store -- knowledge.json, and the index derived from it
+# 46. Store -- knowledge.json, and the index derived from it
 #    Uses: Settings, Errors, Chunks, Sealed, Segments, Ranking, Files, Format
 # =============================================================================
 
@@ -9668,7 +9902,7 @@ def mapped(path):
 
 
 # =============================================================================
-# 45. Knowledge -- the documents and their index
+# 47. Knowledge -- the documents and their index
 #    Uses: Settings, Errors, Chunks, Sealed, Ranking, Documents, Files, Folders, Store
 # =============================================================================
 
@@ -9703,6 +9937,7 @@ class Knowledge:
         self._clock, self._searches = clock, 0
         self._changes = {}      # source -> Document, or None when removed
         self._root_changes = {}
+        self.retrieve = self.search_words   # replaced where meaning is searched, too
         self._load()
 
     @property
@@ -9814,15 +10049,30 @@ class Knowledge:
         kinds    kinds of documents to search in; none means all
         ->       list[Hit], score > 0, ties by document order, then chunk
         """
-        return self._sound(lambda: self._search(query, k, sources, kinds))
+        return self.retrieve(query, k, sources, kinds)
 
-    def _search(self, query, k, sources, kinds):
+    def search_words(self, query, k=HITS, sources=(), kinds=()):
+        """Return the k best chunks by words alone; as search, where nothing else is."""
+        return self.hits_at(self.rank(query, k, sources, kinds))
+
+    def rank(self, query, k, sources=(), kinds=()):
+        """Return [(score, number, chunk index)] of the k best chunks by words."""
+        return self._sound(lambda: self._base.index.search(
+            query, k, self.wanted(sources, kinds)))
+
+    def wanted(self, sources, kinds):
+        """Return None, or a callable that tells whether a number is to be searched."""
         def _wanted(number):
             source, kind = self._names[number]
             return (not kinds or kind in kinds) and in_scope(source, sources)
 
-        filtered = bool(sources or kinds)
-        found = self._base.index.search(query, k, _wanted if filtered else None)
+        return _wanted if sources or kinds else None
+
+    def hits_at(self, found):
+        """Return the Hits of [(score, number, chunk index)], in that order."""
+        return self._sound(lambda: self._hits_at(found))
+
+    def _hits_at(self, found):
         numbers = list({number: None for _, number, _ in found})
         documents = dict(zip(numbers, self._read(numbers)))
         self._keep_index()
@@ -9831,6 +10081,15 @@ class Knowledge:
             self._base.relax()
         return [self._hit(rank, score, documents[number], i)
                 for rank, (score, number, i) in enumerate(found, 1)]
+
+    @property
+    def stamp(self):
+        """The version of the file that is open; None when nothing is saved as it is."""
+        return None if self._changes else self._base.stamp
+
+    def numbered(self):
+        """Return [(number, Document)], in order."""
+        return [(self._numbers[s], document) for s, document in self.documents.items()]
 
     def _keep_index(self):
         """Write an index that had to be caught up, unless somebody else is at it."""
@@ -9975,7 +10234,7 @@ def root_of(home):
 
 
 # =============================================================================
-# 46. Ingest -- plan, ask, add, sync and remove
+# 48. Ingest -- plan, ask, add, sync and remove
 #    Uses: Settings, Errors, Prose, Chunks, Documents, Folders, Sources
 # =============================================================================
 
@@ -10200,7 +10459,7 @@ def missing_anchor(knowledge, source):
 
 
 # =============================================================================
-# 47. Memory -- long-term facts and the working memory
+# 49. Memory -- long-term facts and the working memory
 #    Uses: Settings, Errors, Text, Prose, Chunks, Ranking, Files
 # =============================================================================
 
@@ -10425,7 +10684,7 @@ def _note_key(kind, text):
 
 
 # =============================================================================
-# 48. Conversation -- what was said, shown and noted, and where it is kept
+# 50. Conversation -- what was said, shown and noted, and where it is kept
 #    Uses: Settings, Errors, Prose, Ranking, Protocol, Context, Files, Memory
 # =============================================================================
 
@@ -10556,7 +10815,7 @@ def conversation_names(folder):
 
 
 # =============================================================================
-# 49. Model -- chat completions: retries, what a server takes, errors as sentences
+# 51. Model -- chat completions: retries, what a server takes, errors as sentences
 #    Uses: Settings, Lists, Errors, Prose, Protocol, Deltas, Addresses, Network, Http
 # =============================================================================
 
@@ -10565,6 +10824,7 @@ def conversation_names(folder):
 # learned once and left out from then on.  Every error leaves here as a sentence that
 # names the setting to check and holds no secret.
 
+SERVED = {"OPENAI": "chat completions", "EMBEDDING": "embeddings"}
 MODEL_LIMITS = HttpLimits(
     CONNECT_TIMEOUT_S, MODEL_TIMEOUT_S, MODEL_TOTAL_S, MODEL_BYTES_MAX
 )
@@ -10665,6 +10925,11 @@ class Model:
                 )
             self.name, self.window = found[0]
         return self.name
+
+    def post_json(self, path, body):
+        """Return the parsed answer to a request; raises as chat does."""
+        with self._explained():
+            return self.request_json("POST", path, body)
 
     def request_json(self, method, path, body=None):
         """Return the parsed answer of one call of the API, with retries."""
@@ -10824,7 +11089,7 @@ class Model:
             return ConfigError, f"{where} has no such model{said}; check {prefix}_MODEL"
         if status in NO_SUCH_PATH:
             return ConfigError, (
-                f"{where} has no chat completions{said};"
+                f"{where} has no {SERVED[prefix]}{said};"
                 f" check {prefix}_BASE_URL, then {prefix}_MODEL"
             )
         if CONTEXT_WORDS.search(words):
@@ -10892,7 +11157,373 @@ def retry_wait_s(headers, number, now_s, chance=None):
 
 
 # =============================================================================
-# 50. Reach -- what may be read below the root, and by which programs
+# 52. Embeddings -- texts to vectors by an endpoint, in batches and at a pace
+#    Uses: Settings, Errors, Prose, Addresses, Model
+# =============================================================================
+
+# A batch is bounded in texts and in tokens; two are on their way at once.  A batch that
+# the endpoint refuses is halved, so that one bad text costs itself alone; a text alone
+# that is refused is cut in half once.  When the endpoint is gone, what is done is kept.
+
+E5_TASK = "Instruct: Given a question, retrieve passages that answer it\nQuery: "
+PREFIXES = (        # (model, before a question, before a document); the first that fits
+    (r"e5.*instruct", E5_TASK, ""),
+    (r"\be5\b|e5-", "query: ", "passage: "),
+    (r"bge-m3", "", ""),
+    (r"bge.*zh", "为这个句子生成表示以用于检索相关文章：", ""),
+    (r"bge", "Represent this sentence for searching relevant passages: ", ""),
+    (r"nomic", "search_query: ", "search_document: "),
+)
+INPUT_TYPES = re.compile(r"voyage")     # models that want input_type instead
+
+
+class Embedder:
+    """An endpoint of embeddings.
+
+    settings  embedding_base_url, _api_key, _model, _prefix, _rpm and _tpm are read
+    """
+
+    def __init__(self, settings, network=None, clock=time.monotonic, sleep=time.sleep):
+        self.settings, self.clock, self.sleep = settings, clock, sleep
+        self.endpoint = Model(settings._replace(
+            base_url=settings.embedding_base_url, api_key=settings.embedding_api_key,
+            model=settings.embedding_model,
+        ), network, prefix="EMBEDDING", clock=clock, sleep=sleep)
+        self.address = shown_url(settings.embedding_base_url)
+        self._ready_s = clock()     # when the pace allows the next call
+        self._known = {}            # question -> its vector
+
+    @property
+    def model(self):
+        """The name of the model."""
+        return self.endpoint.default_name()
+
+    def question_vector(self, question):
+        """Return the vector of a question.
+
+        Raises  NetworkError, ModelError or ConfigError
+        """
+        if question not in self._known:
+            [self._known[question]] = self._vectors([question], "query")
+        return self._known[question]
+
+    def embed(self, texts, keep, progress=None):
+        """Embed documents; keep(number, vector or None) is called for each as it comes.
+
+        Raises  NetworkError or ConfigError as soon as the endpoint is gone
+        """
+        from concurrent.futures import ThreadPoolExecutor
+
+        batches, done = list(batches_of(texts)), 0
+        with ThreadPoolExecutor(EMBEDDING_CALLS) as pool:
+            for start in range(0, len(batches), EMBEDDING_CALLS):
+                pair = batches[start : start + EMBEDDING_CALLS]
+                tasks = []
+                for batch in pair:
+                    self._wait([texts[i] for i in batch])
+                    tasks.append(pool.submit(self._embed_batch,
+                                             [texts[i] for i in batch]))
+                for batch, task in zip(pair, tasks):
+                    for i, vector in zip(batch, task.result()):
+                        keep(i, vector)
+                    done += len(batch)
+                    if progress:
+                        progress(done, len(texts), "embedding")
+
+    def _wait(self, texts):
+        """Wait until the pace allows a call with these texts."""
+        self.sleep(max(0.0, self._ready_s - self.clock()))
+        rpm, tpm = self.settings.embedding_rpm, self.settings.embedding_tpm
+        wait_s = 60 / rpm if rpm else 0.0
+        if tpm:
+            wait_s = max(wait_s, 60 * sum(map(estimate_tokens, texts)) / tpm)
+        self._ready_s = self.clock() + wait_s
+
+    def _embed_batch(self, texts):
+        """Return a vector or None for each text; halves what is refused."""
+        try:
+            return self._vectors(texts, "document")
+        except ModelError:
+            if len(texts) > 1:
+                middle = len(texts) // 2
+                return (self._embed_batch(texts[:middle])
+                        + self._embed_batch(texts[middle:]))
+        try:
+            return self._vectors([texts[0][: len(texts[0]) // 2]], "document")
+        except ModelError:
+            return [None]
+
+    def _vectors(self, texts, kind):
+        """Return what the endpoint says of texts, checked."""
+        name, way = self.model, self.settings.embedding_prefix
+        before = prefix_of(name, kind) if way == "auto" else ""
+        body = {"model": name, "input": [before + text for text in texts],
+                "encoding_format": "float"}
+        if way == "input_type" or way == "auto" and INPUT_TYPES.search(name.lower()):
+            body["input_type"] = kind
+        return vectors_in(self.endpoint.post_json("embeddings", body), len(texts))
+
+
+def prefix_of(model, kind):
+    """Return what a model wants before a question ("query") or a document.
+
+    >>> prefix_of("intfloat/multilingual-e5-small", "query"), prefix_of("gte", "query")
+    ('query: ', '')
+    """
+    for pattern, query, document in PREFIXES:
+        if re.search(pattern, model.lower()):
+            return query if kind == "query" else document
+    return ""
+
+
+def batches_of(texts):
+    """Yield lists of positions of texts: batches bounded in texts and in tokens."""
+    batch, cost = [], 0
+    for i, text in enumerate(texts):
+        count = estimate_tokens(text)
+        full = len(batch) == BATCH_TEXTS_MAX or cost + count > BATCH_TOKENS_MAX
+        if batch and full:
+            yield batch
+            batch, cost = [], 0
+        batch.append(i)
+        cost += count
+    if batch:
+        yield batch
+
+
+def vectors_in(answer, count):
+    """Return the vectors of an answer in the order asked; lists or base64 of floats.
+
+    Raises  ModelError when it does not hold one for each text
+    """
+    rows = answer.get("data") if isinstance(answer, dict) else None
+    if not isinstance(rows, list) or len(rows) != count:
+        raise ModelError(f"the embeddings endpoint did not send {count} vectors")
+    try:
+        if all("index" in row for row in rows):
+            rows = sorted(rows, key=itemgetter("index"))
+        return [_floats(row["embedding"]) for row in rows]
+    except (TypeError, KeyError, ValueError):
+        raise ModelError("the embeddings endpoint sent no vectors") from None
+
+
+def _floats(value):
+    """Return the floats of one vector, whichever way it is written."""
+    if isinstance(value, str):
+        import base64
+        found = array("f", base64.b64decode(value, validate=True))
+        if sys.byteorder == "big":
+            found.byteswap()
+        return list(found)
+    return [float(number) for number in value]
+
+
+# =============================================================================
+# 53. Hybrid -- search by words and by meaning, fused
+#    Uses: Settings, Errors, Sealed, Vectors, Fusion, Files, Store, Embeddings
+# =============================================================================
+
+# The vectors lie in one derived file beside knowledge.json, each under the digest of
+# the text it was made of, so that only what changed is embedded.  The file says for
+# which version of knowledge.json its places are; for another one they are found anew by
+# reading the documents.  Whatever is wrong with vectors or endpoint, search goes on by
+# words, with one notice that names the command which mends it.
+
+
+def embedded_text(title, heading, body):
+    """Return the text of a chunk that is embedded: under its title and heading."""
+    heading = "" if heading in title else heading
+    return "\n".join(filter(None, (title, heading, body)))
+
+
+def text_key(text):
+    """Return the key of a text's vector."""
+    return hashlib.sha256(text.encode("utf-8", "replace")).digest()[:KEY_BYTES]
+
+
+def texts_of(knowledge):
+    """Return [(number, chunk index, text that is embedded)] of all chunks."""
+    return [
+        (number, i, embedded_text(document.title, chunk.heading,
+                                  document.text[chunk.start : chunk.end]))
+        for number, document in knowledge.numbered()
+        for i, chunk in enumerate(document.chunks)
+    ]
+
+
+def load_vectors(home):
+    """Return (the Vectors of a home or None, "" or what is wrong with them)."""
+    try:
+        return read_vectors(mapped(os.path.join(home, VECTORS_FILE))), ""
+    except DamageError as error:
+        return None, f"{error}: searched by words alone; run embed --again"
+    except (OSError, ValueError):
+        return None, ""
+
+
+def save_vectors(home, vectors):
+    """Write the Vectors of a home."""
+    make_home(home)
+    write_atomic(os.path.join(home, VECTORS_FILE), [vectors.packed()])
+
+
+def place_vectors(vectors, rows):
+    """Say which chunks the vectors are of; -> how many chunks have none.
+
+    rows  as texts_of returns them
+    """
+    known, places, bare = vectors.numbers(), array("I"), 0
+    for number, i, text in rows:
+        row = known.get(text_key(text))
+        if row is None:
+            bare += 1
+        else:
+            places.extend((row, number, i))
+    vectors.places = places
+    return bare
+
+
+def embedder_of(environ):
+    """Return the Embedder that the environment names, or None; raises ConfigError."""
+    def _count(name):
+        value = environ.get(name, "").strip() or "0"
+        if not value.isascii() or not value.isdecimal():
+            raise ConfigError(f"{name} wants a number, not {value!r}")
+        return int(value)
+
+    address = environ.get("EMBEDDING_BASE_URL", "").strip()
+    if not address:
+        return None
+    way = environ.get("LRAG_EMBEDDING_PREFIX", "auto")
+    if way not in PREFIX_WAYS:
+        known = ", ".join(PREFIX_WAYS)
+        raise ConfigError(f"LRAG_EMBEDDING_PREFIX is none of {known}")
+    return Embedder(Settings(
+        embedding_base_url=address,
+        embedding_api_key=environ.get("EMBEDDING_API_KEY", ""),
+        embedding_model=environ.get("EMBEDDING_MODEL", ""), embedding_prefix=way,
+        embedding_rpm=_count("LRAG_EMBEDDING_RPM"),
+        embedding_tpm=_count("LRAG_EMBEDDING_TPM"),
+    ))
+
+
+def starting_vectors(home, model, again=False):
+    """Return the Vectors of a home to go on with: none but those of the model."""
+    old, _ = (None, "") if again else load_vectors(home)
+    return old if old and old.model == model else Vectors(model)
+
+
+def lacking_texts(vectors, rows):
+    """Return {key: text} of what has no vector yet; rows as texts_of returns them."""
+    known = vectors.numbers()
+    keyed = {text_key(text): text for _, _, text in rows}
+    return {key: text for key, text in keyed.items() if key not in known}
+
+
+def embed_missing(vectors, rows, embedder, save, progress=None):
+    """Embed the texts that have no vector yet; -> how many cannot be embedded.
+
+    rows  as texts_of returns them
+    save  callable(vectors): keeps what there is so far, so that a run can be resumed
+    """
+    lacking = list(lacking_texts(vectors, rows).items())
+    bad, unsaved = [], 0
+
+    def _keep(i, values):
+        nonlocal unsaved
+        if values is None or not vectors.add(lacking[i][0], values):
+            bad.append(lacking[i][0])
+        unsaved += 1
+        if unsaved >= SAVED_TEXTS:
+            save(vectors)
+            unsaved = 0
+
+    try:
+        embedder.embed([text for _, text in lacking], _keep, progress)
+    finally:
+        place_vectors(vectors, rows)
+        save(vectors)
+    return len(bad)
+
+
+class Hybrid:
+    """Searches one Knowledge by words and by vectors.
+
+    mode    words, vectors or hybrid
+    notify  callable(sentence), told once what keeps vectors from being used
+    """
+
+    def __init__(self, knowledge, vectors, embedder, mode="hybrid", notify=None):
+        self.knowledge, self.vectors, self.embedder = knowledge, vectors, embedder
+        self.mode, self._notify, self._places = mode, notify, None
+        self.traces = {}        # (number, chunk) -> places before: by words, by vectors
+
+    def search(self, query, k=HITS, sources=(), kinds=()):
+        """Return the k best chunks as Knowledge.search does."""
+        by_words = self.knowledge.rank(query, max(k, FUSED_MAX), sources, kinds)
+        by_meaning = self._by_meaning(query, max(k, FUSED_MAX), sources, kinds)
+        if not by_meaning or self.mode == "words":
+            return self.knowledge.hits_at(by_words[:k])
+        words = [row[1:] for row in by_words]
+        meaning = [row[1:] for row in by_meaning]
+        self.traces = {place: [ranking.index(place) + 1 if place in ranking else 0
+                               for ranking in (words, meaning)]
+                       for place in {*words[:k], *meaning[:k]}}
+        weights = (0.0, 1.0) if self.mode == "vectors" else self._weights(by_words)
+        rankings = [words, meaning] if weights[0] else [[], meaning]
+        best = fused(rankings, weights)[:k]
+        return self.knowledge.hits_at([(score, *place) for score, place in best])
+
+    def _weights(self, by_words):
+        return WORDS_WEIGHT, VECTORS_WEIGHT
+
+    def _by_meaning(self, query, count, sources, kinds):
+        """Return [(cosine, number, chunk index)], nothing when vectors cannot serve."""
+        if self.mode == "words" or not self.vectors or not self.vectors.count:
+            return []
+        try:
+            vector = self.embedder.question_vector(query)
+        except LightragError as error:
+            self._give_up(f"searched by words alone: {error}")
+            return []
+        if self.embedder.model != self.vectors.model:
+            self._give_up(f"the vectors are of {self.vectors.model}, not of "
+                          f"{self.embedder.model}: searched by words alone; run embed")
+            return []
+        if len(vector) != self.vectors.dimension or unit_vector(vector) is None:
+            self._give_up(
+                f"vectors of {len(vector)} and {self.vectors.dimension} dimensions do "
+                "not compare: searched by words alone; run embed --again"
+            )
+            return []
+        places = self.places()
+        allowed = self.knowledge.wanted(sources, kinds)
+        rows = [row for row, found in places.items()
+                if allowed is None or any(allowed(number) for number, _ in found)]
+        best = self.vectors.nearest(vector, count, rows)
+        return [(cosine, *place) for cosine, row in best for place in places[row]
+                if allowed is None or allowed(place[0])]
+
+    def places(self):
+        """Return {row: [(number, chunk index)]} of the knowledge base as it is now."""
+        if self._places is None:
+            if self.vectors.stamp is None or self.vectors.stamp != self.knowledge.stamp:
+                place_vectors(self.vectors, texts_of(self.knowledge))
+            self._places = {}
+            flat = iter(self.vectors.places)
+            for row, number, i in zip(flat, flat, flat):
+                self._places.setdefault(row, []).append((number, i))
+        return self._places
+
+    def _give_up(self, sentence):
+        """Say once why vectors are not used."""
+        if self._notify:
+            self._notify(sentence)
+        self._notify = None
+
+
+# =============================================================================
+# 54. Reach -- what may be read below the root, and by which programs
 #    Uses: Settings, Errors, Prose, Documents, Files, Folders, Pages, Sources
 # =============================================================================
 
@@ -11027,7 +11658,7 @@ def run_quietly(command, folder, timeout_s=GIT_TIMEOUT_S):
 
 
 # =============================================================================
-# 51. Lookup -- the tools that read: documents, files, history
+# 55. Lookup -- the tools that read: documents, files, history
 #    Uses: Settings, Prose, Ranking, Context, Folders, Ingest, Reach
 # =============================================================================
 
@@ -11191,7 +11822,7 @@ def recent_changes(box, arguments):
 
 
 # =============================================================================
-# 52. Tools -- a table of what the agent can do
+# 56. Tools -- a table of what the agent can do
 #    Uses: Settings, Errors, Context, Sources, Ingest, Memory, Reach, Lookup
 # =============================================================================
 
@@ -11345,7 +11976,7 @@ TOOLS = {tool.name: tool for tool in (
 
 
 # =============================================================================
-# 53. Requests -- what is sent: within a budget, and what is made of a conversation
+# 57. Requests -- what is sent: within a budget, and what is made of a conversation
 #    Uses: Settings, Errors, Prose, Protocol, Context, Model
 # =============================================================================
 
@@ -11535,7 +12166,7 @@ def transcript(messages, summary=""):
 
 
 # =============================================================================
-# 54. Calls -- run what a model asks for, or say why not
+# 58. Calls -- run what a model asks for, or say why not
 #    Uses: Settings, Errors, Protocol, Tools
 # =============================================================================
 
@@ -11621,7 +12252,7 @@ def find_tool(name):
 
 
 # =============================================================================
-# 55. Agent -- the loop; yields events, never prints
+# 59. Agent -- the loop; yields events, never prints
 #    Uses: Settings, Errors, Answers, Protocol, Stream, Context, Model, Requests, Calls
 # =============================================================================
 
@@ -11887,8 +12518,8 @@ class Agent:
 
 
 # =============================================================================
-# 56. Evaluation -- run judged sets and golden cases
-#    Uses: Settings, Errors, Metrics, Golden, Files, Knowledge
+# 60. Evaluation -- run judged sets and golden cases
+#    Uses: Settings, Errors, Prose, Answers, Metrics, Golden, Files, Knowledge
 # =============================================================================
 
 # What is evaluated is handed in: search is (question, k) -> [Hit], ask is
@@ -11950,6 +12581,17 @@ def _text_of(folder, name):
         raise UsageError(f"{folder} is no judged set: {name}: {error}") from None
 
 
+def read_json(path):
+    """Return a JSON file, parsed.
+
+    Raises UsageError that names the file
+    """
+    try:
+        return json.loads(read_bytes(path, FILE_BYTES_MAX).decode("utf-8"))
+    except (OSError, ValueError, SourceError) as error:
+        raise UsageError(f"{one_line(path)} cannot be read as JSON: {error}") from None
+
+
 def knowledge_of(judged):
     """Return a Knowledge in memory of the documents of a set."""
     knowledge = Knowledge(None)
@@ -11973,6 +12615,15 @@ def run_set(judged, search, progress=None):
         if progress:
             progress(number, len(judged.questions), judged.name)
     return mean_of(rows)
+
+
+def extracted(case, knowledge, k):
+    """Return the Outcome of a case that is answered by extract."""
+    hits = knowledge.search(case.question, k)
+    answer = extract(case.question, hits, knowledge.idf)
+    cited = tuple(cited.hit.source for cited in answer.citations)
+    found = tuple(hit.source for hit in hits)
+    return Outcome(answer.text, answer.refused, cited, found)
 
 
 def run_cases(cases, ask, pause=None, progress=None):
@@ -12028,7 +12679,7 @@ class Pace:
 
 
 # =============================================================================
-# 57. Console -- printing, asking and progress under any encoding
+# 61. Console -- printing, asking and progress under any encoding
 #    Uses: Settings, Prose
 # =============================================================================
 
@@ -12243,7 +12894,7 @@ def fit(text, columns):
 
 
 # =============================================================================
-# 58. Consent -- ask once, and remember what the user wants remembered
+# 62. Consent -- ask once, and remember what the user wants remembered
 #    Uses: Settings, Prose, Permissions, Folders, Ingest
 # =============================================================================
 
@@ -12359,7 +13010,7 @@ class Consent:
 
 
 # =============================================================================
-# 59. Arguments -- the words of a command line to a command and its options [pure]
+# 63. Arguments -- the words of a command line to a command and its options [pure]
 #    Uses: Errors, Prose
 # =============================================================================
 
@@ -12486,12 +13137,6 @@ def unknown(what, word, names):
     return f"there is no {what} '{one_line(word, 60)}'; {hint}"
 
 
-def nearest(word, names):
-    """Return the name that is most like a word, "" when none is."""
-    import difflib
-    return next(iter(difflib.get_close_matches(word, sorted(names), 1, 0.5)), "")
-
-
 def help_text(program, commands, shared, name=""):
     """Return the help of one command, or of all."""
     if name:
@@ -12525,7 +13170,7 @@ def _option_rows(options):
 
 
 # =============================================================================
-# 60. Options -- the options that several commands share [pure]
+# 64. Options -- the options that several commands share [pure]
 #    Uses: Settings, Chunks, Arguments
 # =============================================================================
 
@@ -12556,19 +13201,22 @@ SHARED = (
 
 
 # =============================================================================
-# 61. Intake -- the commands that add, sync and remove
-#    Uses: Errors, Prose, Folders, Sources, Knowledge, Ingest, Consent, Arguments
+# 65. Intake -- the commands that add, sync, embed and remove
+#    Uses: Errors, Prose, Folders, Sources, Knowledge, Ingest, Hybrid, Consent
 # =============================================================================
 
 # Every command is (options, console) -> exit code.  It gathers data, then shows it:
 # with --json as one object, else as lines.  What is wrong is raised, and main says it.
 # Here stand those that write; they plan, ask, then act, and report a line a source.
+# Vectors are made after add and sync, or by the command; before the first text leaves
+# the machine the user is asked, with the address and how much it is.
 
 
 def open_knowledge(options, console):
     """Open the knowledge base that the options name."""
     home = options.home or find_home(options.cwd)
-    return Knowledge(home, notify=lambda notice: console.note(("warn", notice)))
+    knowledge = Knowledge(home, notify=lambda notice: console.note(("warn", notice)))
+    return use_vectors(knowledge, options, console)
 
 
 def open_consent(options, console, knowledge):
@@ -12578,10 +13226,62 @@ def open_consent(options, console, knowledge):
                    flags, options.yes)
 
 
+def use_vectors(knowledge, options, console):
+    """Let a knowledge base be searched by meaning, too, where it has vectors."""
+    embedder = embedder_of(options.environ)
+    if not embedder:
+        return knowledge
+    vectors, problem = load_vectors(knowledge.home)
+    if problem:
+        console.note(("warn", problem))
+    if vectors:
+        def _notify(sentence):
+            console.note(("warn", sentence))
+
+        hybrid = Hybrid(knowledge, vectors, embedder, notify=_notify)
+        knowledge.retrieve = hybrid.search
+    return knowledge
+
+
+def make_vectors(knowledge, embedder, options, console):
+    """Ask, then embed what has no vector; -> (texts embedded, texts that cannot be).
+
+    Raises DeniedError when nobody said yes, and as Embedder.embed does
+    """
+    rows = texts_of(knowledge)
+    vectors = starting_vectors(knowledge.home, embedder.model, options.again)
+    texts = list(lacking_texts(vectors, rows).values())
+    if texts:
+        size = readable_size(sum(len(text.encode("utf-8")) for text in texts))
+        address = embedder.address
+        question = f"Send {len(texts):,} passages ({size}) to {address}"
+        consent = open_consent(options, console, knowledge)
+        reason = consent.refusal("embed", [(address,)], question, [address])
+        if reason:
+            raise DeniedError(f"nothing was embedded: {reason}")
+    vectors.stamp = knowledge.stamp
+    save = partial(save_vectors, knowledge.home)
+    bad = embed_missing(vectors, rows, embedder, save, console.progress)
+    return len(texts) - bad, bad
+
+
+def embed_fresh(options, console):
+    """Embed what add or sync brought, where there is an endpoint."""
+    embedder = embedder_of(options.environ)
+    if embedder and not options.dry_run:
+        quiet = SimpleNamespace(**{**vars(options), "again": False})
+        try:
+            make_vectors(open_knowledge(options, console), embedder, quiet, console)
+        except LightragError as error:
+            hint = "the new passages are found by words alone until you run embed"
+            console.note(("warn", f"{error}; {hint}"))
+
+
 def add_command(options, console):
     """Put sources into the knowledge base, after a yes."""
     knowledge = open_knowledge(options, console)
     report = add_sources(options.words, knowledge, options, console)
+    embed_fresh(options, console)
     return show_report(report, options, console)
 
 
@@ -12676,6 +13376,20 @@ def remove_command(options, console):
     return NotFoundError.exit_code if failed else code
 
 
+def embed_command(options, console):
+    """Make a vector of each chunk that has none."""
+    embedder = embedder_of(options.environ)
+    if not embedder:
+        raise ConfigError("there is no embeddings endpoint: set EMBEDDING_BASE_URL")
+    knowledge = open_knowledge(options, console)
+    made, left = make_vectors(knowledge, embedder, options, console)
+    if options.json:
+        console.emit({"embedded": made, "failed": left})
+    else:
+        console.say(f"{made} embedded, {left} failed")
+    return 1 if left else 0
+
+
 def scopes_of(words, knowledge, cwd):
     """Return sources, folders and globs by their names in the knowledge base."""
     root = os.path.realpath(knowledge.root)
@@ -12749,7 +13463,7 @@ def report_json(report):
 
 
 # =============================================================================
-# 62. Asking -- the commands that list, show, search and ask
+# 66. Asking -- the commands that list, show, search and ask
 #    Uses: Settings, Errors, Prose, Decoding, Answers, Ingest, Intake
 # =============================================================================
 
@@ -13013,8 +13727,8 @@ class Talk:
 
 
 # =============================================================================
-# 63. Grading -- the command that evaluates
-#    Uses: Settings, Errors, Prose, Answers, Golden, Plots, Files, Evaluation, Intake
+# 67. Grading -- the command that evaluates
+#    Uses: Errors, Prose, Golden, Plots, Files, Evaluation, Intake
 # =============================================================================
 
 # A word is a golden file or the folder of a judged set.  Cases are asked of the
@@ -13048,17 +13762,6 @@ def eval_command(options, console):
     return 1 if worse or (result["failed"] and not options.baseline) else 0
 
 
-def read_json(path):
-    """Return a JSON file, parsed.
-
-    Raises UsageError that names the file
-    """
-    try:
-        return json.loads(read_bytes(path, FILE_BYTES_MAX).decode("utf-8"))
-    except (OSError, ValueError, SourceError) as error:
-        raise UsageError(f"{one_line(path)} cannot be read as JSON: {error}") from None
-
-
 def eval_set(folder, options, console):
     """Return (name, {setting: figures}) of a judged set."""
     judged = read_set(folder)
@@ -13089,15 +13792,6 @@ def eval_cases(path, options, console):
     return name, rows, {"extract": passed_shares(cases, rows)}
 
 
-def extracted(case, knowledge, k):
-    """Return the Outcome of a case that is answered by extract."""
-    hits = knowledge.search(case.question, k)
-    answer = extract(case.question, hits, knowledge.idf)
-    cited = tuple(cited.hit.source for cited in answer.citations)
-    found = tuple(hit.source for hit in hits)
-    return Outcome(answer.text, answer.refused, cited, found)
-
-
 def show_evaluation(result, console):
     """Show cases, then figures, as tables."""
     for row in result["cases"]:
@@ -13119,7 +13813,7 @@ def show_evaluation(result, console):
 
 
 # =============================================================================
-# 64. Prompt -- the interactive prompt
+# 68. Prompt -- the interactive prompt
 #    Uses: Settings, Errors, Prose, Decoding, Folders, Console, Arguments
 # =============================================================================
 
@@ -13339,7 +14033,7 @@ def mend(line, encoding):
 
 
 # =============================================================================
-# 65. Admission -- who may ask a server, and how often [pure]
+# 69. Admission -- who may ask a server, and how often [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -13519,7 +14213,7 @@ def spent_on(record, day):
 
 
 # =============================================================================
-# 66. Wire -- the agent's events as the page knows them [pure]
+# 70. Wire -- the agent's events as the page knows them [pure]
 #    Uses: Settings, Prose, Stream, Context, Model, Calls, Agent
 # =============================================================================
 
@@ -13600,7 +14294,7 @@ def shown_history(conversation):
 
 
 # =============================================================================
-# 67. Completions -- the OpenAI format, as a server speaks it [pure]
+# 71. Completions -- the OpenAI format, as a server speaks it [pure]
 #    Uses: Answers, Protocol, Conversation, Wire
 # =============================================================================
 
@@ -13685,7 +14379,7 @@ def models_json():
 
 
 # =============================================================================
-# 68. Layout -- the page: what stands where, and how it looks [pure]
+# 72. Layout -- the page: what stands where, and how it looks [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -13907,7 +14601,7 @@ PAGE_HTML = """<!doctype html>
 
 
 # =============================================================================
-# 69. Script -- what the page does [pure]
+# 73. Script -- what the page does [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -14208,7 +14902,7 @@ const time = (seconds) => node("span", { className: "number" },
 
 
 # =============================================================================
-# 70. Manners -- how the page is used: asking, documents, permission, keys [pure]
+# 74. Manners -- how the page is used: asking, documents, permission, keys [pure]
 #    Uses: Layout, Script
 # =============================================================================
 
@@ -14415,7 +15109,7 @@ def page_html(nonce, token):
 
 
 # =============================================================================
-# 71. Opening -- settings to a model, and a conversation to its agent
+# 75. Opening -- settings to a model, and a conversation to its agent
 #    Uses: Settings, Prose, Protocol, Memory, Model, Lookup, Calls, Agent, Intake
 # =============================================================================
 
@@ -14470,7 +15164,7 @@ def open_model(environ):
 
 
 # =============================================================================
-# 72. Service -- the agent and the knowledge base for faces that serve several
+# 76. Service -- the agent and the knowledge base for faces that serve several
 #    Uses: Settings, Errors, Ingest, Conversation, Consent, Intake, Asking, Opening
 # =============================================================================
 
@@ -14668,7 +15362,7 @@ def open_service(options, console):
 
 
 # =============================================================================
-# 73. Web -- the page, its endpoints, and an endpoint for chat clients
+# 77. Web -- the page, its endpoints, and an endpoint for chat clients
 #    Uses: Settings, Errors, Prose, Files, Admission, Wire, Service
 # =============================================================================
 
@@ -14875,7 +15569,7 @@ class PageAsker(Nobody):
 
 
 # =============================================================================
-# 74. Endpoints -- one request: through the gates, to its answer
+# 78. Endpoints -- one request: through the gates, to its answer
 #    Uses: Settings, Errors, Intake, Admission, Wire, Completions, Manners, Service, Web
 # =============================================================================
 
@@ -15169,7 +15863,7 @@ ENDPOINTS = {
 
 
 # =============================================================================
-# 75. Serving -- connections, and the command that serves
+# 79. Serving -- connections, and the command that serves
 #    Uses: Settings, Errors, Files, Admission, Service, Web, Endpoints
 # =============================================================================
 
@@ -15325,7 +16019,7 @@ def web_limits(environ):
 
 
 # =============================================================================
-# 76. Rpc -- JSON-RPC 2.0, a message a line [pure]
+# 80. Rpc -- JSON-RPC 2.0, a message a line [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -15380,7 +16074,7 @@ def rpc_failure(name, error):
 
 
 # =============================================================================
-# 77. Mcp -- the same tools for other agents, over standard input and output
+# 81. Mcp -- the same tools for other agents, over standard input and output
 #    Uses: Settings, Errors, Context, Lookup, Tools, Intake, Wire, Opening, Service, Rpc
 # =============================================================================
 
@@ -15607,7 +16301,7 @@ def mcp_command(options, console):
 
 
 # =============================================================================
-# 78. Faces -- the commands that serve others
+# 82. Faces -- the commands that serve others
 #    Uses: Settings, Arguments, Options, Serving, Mcp
 # =============================================================================
 
@@ -15629,9 +16323,8 @@ FACES = {
 
 
 # =============================================================================
-# 79. Command line -- the table of commands, and main
+# 83. Command line -- the table of commands, and main
 #    Uses: Errors, Console, Arguments, Options, Intake, Asking, Grading, Prompt, Faces
-#          Faces
 # =============================================================================
 
 # The environment is read here and handed down; errors become sentences and exit codes
@@ -15679,14 +16372,20 @@ def chat_command(options, console):
 
 COMMANDS = {
     "add": Command(
-        add_command, "SOURCE...", "files, folders, globs, addresses, - for piped input",
+        add_command, "SOURCE...",
+        "files, folders, globs, addresses, - for piped input",
         (YES, DRY_RUN, CUTTING, *RULES), "add notes 'docs/*.md' https://example.com/",
     ),
     "sync": Command(
-        sync_command, "[SOURCE...]", "read changed sources again, drop vanished ones",
+        sync_command, "[SOURCE...]",
+        "read changed sources again, drop vanished ones",
         (YES, DRY_RUN, *RULES,
          Option(("--recut",), "", "cut again after a change of chunker", False)),
         "sync --dry-run",
+    ),
+    "embed": Command(
+        embed_command, "", "vectors for passages that have none (EMBEDDING_BASE_URL)",
+        (YES, *RULES, Option(("--again",), "", "make all of them anew", False)),
     ),
     "list": Command(list_command, "", "the documents"),
     "show": Command(show_command, "SOURCE", "a document with its lines numbered"),

@@ -3477,6 +3477,113 @@ class Test23Plots(unittest.TestCase):
         self.assertIn("</html>", lr.report_page("Nothing", [], {}))
 
 
+# 28. Vectors
+
+
+def gaussian(rng, dimension=24):
+    """A random vector."""
+    return [rng.gauss(0, 1) for _ in range(dimension)]
+
+
+class Test28Vectors(unittest.TestCase):
+    """Vectors in bytes, and the nearest of them."""
+
+    def setUp(self):
+        rng = random.Random(5)
+        self.rows = [gaussian(rng) for _ in range(300)]
+        self.query = gaussian(rng)
+        self.vectors = lr.Vectors("m")
+        for i, row in enumerate(self.rows):
+            self.assertTrue(self.vectors.add(i.to_bytes(16, "big"), row))
+
+    def exact(self, count):
+        """The best by plain arithmetic."""
+        unit = lr.unit_vector(self.query)
+        scored = [(sum(map(lambda a, b: a * b, unit, lr.unit_vector(row))), i)
+                  for i, row in enumerate(self.rows)]
+        return sorted(((c, i) for c, i in scored if c >= lr.COSINE_MIN), reverse=True)[
+            :count]
+
+    def test_the_nearest_are_those_of_plain_arithmetic(self):
+        found, wanted = self.vectors.nearest(self.query, 12), self.exact(12)
+        self.assertEqual([row for _, row in found], [row for _, row in wanted])
+        for (cosine, _), (exact, _) in zip(found, wanted):
+            self.assertAlmostEqual(cosine, exact, delta=0.01)
+        some = [row for _, row in wanted[1::2]]
+        self.assertEqual([row for _, row in self.vectors.nearest(self.query, 3, some)],
+                         some[:3])
+
+    def test_a_file_holds_the_same(self):
+        self.vectors.stamp = (1, 2, 3)
+        self.vectors.places = [0, 7, 1]
+        packed = self.vectors.packed()
+        again = lr.read_vectors(packed)
+        self.assertEqual((again.model, again.stamp, list(again.places)),
+                         ("m", (1, 2, 3), [0, 7, 1]))
+        self.assertEqual(again.nearest(self.query, 5), self.vectors.nearest(self.query, 5))
+        self.assertEqual(again.packed(), packed)
+        again.add(b"k" * 16, self.query)
+        self.assertEqual(again.nearest(self.query, 1)[0][1], 300)
+
+    def test_damage_is_seen(self):
+        packed = bytes(self.vectors.packed())
+        for place in (3, 40, len(packed) // 2, len(packed) - 2):
+            with self.subTest(place=place), self.assertRaises(lr.DamageError):
+                damaged = bytearray(packed)
+                damaged[place] ^= 1
+                lr.read_vectors(damaged)
+        for end in (0, 10, len(packed) // 2):
+            with self.subTest(end=end), self.assertRaises(lr.DamageError):
+                lr.read_vectors(packed[:end])
+
+    def test_EMB_1_what_is_no_vector_is_not_kept(self):
+        bad = ([0.0] * 24, [math.nan] * 24, [math.inf] * 24, [1.0] * 3, [1e300] * 24, [])
+        for values in bad:
+            with self.subTest(values=values[:1]):
+                self.assertFalse(self.vectors.add(b"b" * 16, values))
+        self.assertEqual(self.vectors.count, 300)
+        for values in bad:
+            self.assertEqual(self.vectors.nearest(values, 5), [])
+
+    def test_below_the_threshold_nothing_is_near(self):
+        vectors = lr.Vectors("m")
+        vectors.add(b"a" * 16, [1.0, 0.0, 0.0])
+        self.assertEqual(vectors.nearest([0.1, 1.0, 0.0], 5), [])
+        self.assertEqual(len(vectors.nearest([0.3, 1.0, 0.0], 5)), 1)
+
+    @unittest.skipUnless(SLOW, "measures time: LRAG_TEST_SLOW=1")
+    def test_ten_thousand_are_compared_in_50_ms(self):
+        rows = random.Random(1).randbytes(10_000 * 384)
+        keys = b"".join(i.to_bytes(16, "big") for i in range(10_000))
+        vectors = lr.Vectors("m", 384, keys, [0.01] * 10_000, rows)
+        query = gaussian(random.Random(2), 384)
+        vectors.nearest(query, 50)      # makes the columns
+        took = []
+        for _ in range(5):
+            start = time.process_time()
+            vectors.nearest(query, 50)
+            took.append(time.process_time() - start)
+        self.assertLess(min(took), 0.05)
+
+
+# 29. Fusion
+
+
+class Test29Fusion(unittest.TestCase):
+    """Rankings made one."""
+
+    def test_worked_by_hand(self):
+        # a: 61/61 + 61/63 = 1.9683; b: 61/62 + 0; c: 0 + 61/61; d: 61/62
+        found = lr.fused([["a", "b"], ["c", "d", "a"]], [1.0, 1.0])
+        self.assertEqual([item for _, item in found], ["a", "c", "b", "d"])
+        self.assertAlmostEqual(found[0][0], 1 + 61 / 63)
+
+    def test_weights_and_ties(self):
+        self.assertEqual([i for _, i in lr.fused([["a"], ["b"]], [0.5, 1.0])], ["b", "a"])
+        self.assertEqual([i for _, i in lr.fused([["b"], ["a"]], [1.0, 1.0])], ["a", "b"])
+        self.assertEqual(lr.fused([[], []], [1.0, 1.0]), [])
+
+
 # 21. Protocol
 # =============================================================================
 
@@ -7103,6 +7210,266 @@ class Test40ModelRequests(ModelCases, unittest.TestCase):
 
 
 # =============================================================================
+# 52. Embeddings
+
+
+MEANINGS = {"阈值": "threshold", "历史": "history", "limit": "threshold", "天气": "weather"}
+
+
+def meant(text):
+    """A vector that two words of one meaning share; every text leans the same way."""
+    values = [0.5] + [0.0] * 63
+    for word in lr.tokens(text):
+        word = MEANINGS.get(word, word)
+        values[1 + zlib.crc32(word.encode()) % 63] += 1.0
+    return values
+
+
+class EmbeddingServer:
+    """An endpoint of embeddings that can be told to fail."""
+
+    def __init__(self, test, vector=meant, packed=False):
+        self.requests, self.vector, self.refuse = [], vector, lambda body: 0
+        outer, lock = self, threading.Lock()
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with lock:
+                    outer.requests.append(body)
+                status, texts = outer.refuse(body), body["input"]
+                rows = [] if status else [
+                    {"index": i, "embedding": outer.written(text, packed)}
+                    for i, text in enumerate(texts)
+                ][::-1]
+                data = json.dumps({"data": rows}).encode()
+                self.send_response(status or 200)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *arguments):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, args=(0.05,)).start()
+        test.addCleanup(self.close)
+        self.address = f"http://127.0.0.1:{self.server.server_port}/v1"
+
+    def written(self, text, packed):
+        """A vector as the wire has it."""
+        values = self.vector(text)
+        if not packed:
+            return values
+        return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
+
+    def close(self):
+        """Be gone."""
+        self.server.shutdown()
+        self.server.server_close()
+
+    def embedder(self, **fields):
+        """An Embedder that asks here."""
+        settings = lr.Settings(embedding_base_url=self.address, embedding_model="e5-x",
+                               **fields)
+        return lr.Embedder(settings, sleep=lambda seconds: None)
+
+
+class Test52Embeddings(unittest.TestCase):
+    """Texts to vectors, whatever the endpoint does."""
+
+    def embedded(self, embedder, texts):
+        found = {}
+        embedder.embed(texts, found.__setitem__)
+        return [found[i] for i in range(len(texts))]
+
+    def test_order_prefixes_and_both_ways_of_writing(self):
+        texts = [f"text {i}" for i in range(70)]
+        for packed in (False, True):
+            with self.subTest(packed=packed):
+                server = EmbeddingServer(self, packed=packed)
+                self.assertEqual(self.embedded(server.embedder(), texts),
+                                 [meant("passage: " + text) for text in texts])
+                self.assertEqual(server.embedder().question_vector("q"), meant("query: q"))
+                sizes = sorted(len(body["input"]) for body in server.requests)
+                self.assertEqual(sizes, [1, 6, 32, 32])
+
+    def test_what_models_want_before_a_text(self):
+        table = [
+            ("intfloat/multilingual-e5-small", "query: ", "passage: "),
+            ("BAAI/bge-small-en-v1.5",
+             "Represent this sentence for searching relevant passages: ", ""),
+            ("BAAI/bge-m3", "", ""), ("bge-large-zh", "为这个句子生成表示以用于检索相关文章：", ""),
+            ("nomic-embed-text", "search_query: ", "search_document: "),
+            ("text-embedding-3-small", "", ""),
+        ]
+        for model, query, passage in table:
+            with self.subTest(model=model):
+                self.assertEqual((lr.prefix_of(model, "query"),
+                                  lr.prefix_of(model, "document")), (query, passage))
+
+    def test_input_type_where_it_is_wanted(self):
+        server = EmbeddingServer(self)
+        embedder = server.embedder(embedding_prefix="input_type")
+        embedder.question_vector("q")
+        self.embedded(embedder, ["d"])
+        said = [(body["input"], body["input_type"]) for body in server.requests]
+        self.assertEqual(said, [(["q"], "query"), (["d"], "document")])
+
+    def test_a_text_that_is_refused_costs_itself_alone(self):
+        server = EmbeddingServer(self)
+        server.refuse = lambda body: 400 * any("bad" in text for text in body["input"])
+        texts = ["one", "two", "bad bad", "four", "five " * 40 + "bad"]
+        found = self.embedded(server.embedder(), texts)
+        self.assertEqual([vector is None for vector in found],
+                         [False, False, True, False, False])
+
+    def test_batches_are_bounded(self):
+        texts = ["word " * 8000, "a", "b", "汉" * 7998, "c"]
+        self.assertEqual(list(lr.batches_of(texts)), [[0], [1, 2, 3], [4]])
+        self.assertEqual([len(b) for b in lr.batches_of(["x"] * 33)], [32, 1])
+
+    def test_the_pace_is_kept(self):
+        server, slept, now = EmbeddingServer(self), [], [0.0]
+        settings = lr.Settings(embedding_base_url=server.address, embedding_model="m",
+                               embedding_rpm=30)
+
+        def _sleep(seconds):
+            slept.append(seconds)
+            now[0] += seconds
+
+        embedder = lr.Embedder(settings, clock=lambda: now[0], sleep=_sleep)
+        self.embedded(embedder, ["x"] * 96)
+        self.assertEqual(slept, [0.0, 2.0, 2.0])
+
+    def test_what_is_no_vectors_is_said(self):
+        for answer in ([], {}, {"data": []}, {"data": [{"embedding": ["x"]}]},
+                       {"data": [{"index": 0}]}, {"data": ["x"]}):
+            with self.subTest(answer=answer), self.assertRaises(lr.ModelError):
+                lr.vectors_in(answer, 1)
+
+
+# 53. Hybrid
+
+
+class Test53Hybrid(Folder):
+    """Search by words and by meaning."""
+
+    TEXTS = (("limits.md", "The history threshold is 4000 characters."),
+             ("weather.md", "The weather is fine today."),
+             ("other.md", "Nothing of this kind is written here."))
+
+    def setUp(self):
+        super().setUp()
+        self.server = EmbeddingServer(self)
+        self.knowledge = self.open()
+        for source, text in self.TEXTS:
+            self.knowledge.add_text(text, source=source)
+        self.knowledge.save()
+        self.notices = []
+
+    def embed(self, embedder=None, rows=None):
+        """Make the vectors; -> how many failed."""
+        embedder = embedder or self.server.embedder()
+        vectors = lr.starting_vectors(self.home, embedder.model)
+        vectors.stamp = self.knowledge.stamp
+        return lr.embed_missing(vectors, lr.texts_of(self.knowledge), embedder,
+                                lambda found: lr.save_vectors(self.home, found))
+
+    def hybrid(self, embedder=None, mode="hybrid"):
+        vectors, problem = lr.load_vectors(self.home)
+        self.assertEqual(problem, "")
+        return lr.Hybrid(self.open(), vectors, embedder or self.server.embedder(), mode,
+                         self.notices.append)
+
+    def test_another_language_is_found(self):
+        self.assertEqual(self.embed(), 0)
+        self.assertEqual(self.open().search("历史 的 阈值"), [])
+        found = self.hybrid().search("历史 的 阈值", 1)
+        self.assertEqual([hit.source for hit in found], ["limits.md"])
+        scoped = self.hybrid().search("历史 的 阈值", 3, ["weather.md"])
+        self.assertNotIn("limits.md", [hit.source for hit in scoped])
+
+    def test_only_what_changed_is_embedded(self):
+        self.embed()
+        before = len(self.server.requests)
+        self.embed()
+        self.assertEqual(len(self.server.requests), before)
+        self.knowledge.add_text("The weather is bad today.", source="weather.md")
+        self.knowledge.add_text("A new one about history.", source="new.md")
+        self.knowledge.remove("other.md")
+        self.knowledge.save()
+        self.embed()
+        sent = [text for body in self.server.requests[before:] for text in body["input"]]
+        self.assertEqual(sorted(sent), ["passage: A new one about history.",
+                                        "passage: The weather is bad today."])
+        self.assertEqual(self.hybrid().search("天气", 1)[0].text,
+                         "The weather is bad today.")
+
+    def test_places_are_found_anew_after_a_hand_edit(self):
+        self.embed()
+        data = self.bytes_of(self.json).replace(b"4000 characters", b"4000 signs long")
+        self.write(self.json, data)
+        found = self.hybrid().search("天气", 1)
+        self.assertEqual([hit.source for hit in found], ["weather.md"])
+
+    def test_EMB_1_another_model_or_dimension_is_said_once(self):
+        self.embed()
+        other = lr.Embedder(lr.Settings(embedding_base_url=self.server.address,
+                                        embedding_model="other"))
+        short = EmbeddingServer(self, vector=lambda text: [1.0] * 4).embedder()
+        zero = EmbeddingServer(self, vector=lambda text: [0.0] * 64).embedder()
+        broken = EmbeddingServer(self, vector=lambda text: [math.nan] * 64).embedder()
+        failing = EmbeddingServer(self)
+        failing.refuse = lambda body: 500
+        table = [(other, "run embed"), (short, "run embed --again"),
+                 (zero, "run embed --again"), (broken, "run embed --again"),
+                 (failing.embedder(), "searched by words alone")]
+        for embedder, said in table:
+            with self.subTest(said=said, embedder=embedder.address):
+                self.notices.clear()
+                hybrid = self.hybrid(embedder)
+                for _ in range(2):
+                    found = hybrid.search("history threshold")
+                    self.assertEqual(found, self.open().search("history threshold"))
+                self.assertEqual(len(self.notices), 1)
+                self.assertIn(said, self.notices[0])
+
+    def test_EMB_1_bad_vectors_are_left_out(self):
+        def _vector(text):
+            return [math.nan] * 64 if "weather" in text else meant(text)
+
+        self.assertEqual(self.embed(EmbeddingServer(self, vector=_vector).embedder()), 1)
+        self.assertEqual(self.hybrid().search("limit", 1)[0].source, "limits.md")
+        self.assertEqual(self.hybrid().search("weather", 1)[0].source, "weather.md")
+
+    def test_a_server_that_dies_leaves_a_run_to_resume(self):
+        for i in range(70):
+            self.knowledge.add_text(f"text {i} about the weather", source=f"w{i}.md")
+        self.knowledge.save()
+        self.server.refuse = lambda body: 401 * (len(self.server.requests) > 2)
+        with self.assertRaises(lr.ConfigError):
+            self.embed()
+        vectors, _ = lr.load_vectors(self.home)
+        self.assertEqual(vectors.count, 64)
+        self.assertTrue(self.hybrid(EmbeddingServer(self).embedder()).search("天气", 3))
+        self.server.refuse = lambda body: 0
+        before = len(self.server.requests)
+        self.assertEqual(self.embed(), 0)
+        sent = sum(len(body["input"]) for body in self.server.requests[before:])
+        self.assertEqual(sent, 73 - 64)
+
+    def test_damaged_vectors_are_said(self):
+        self.embed()
+        path = os.path.join(self.home, lr.VECTORS_FILE)
+        data = bytearray(self.bytes_of(path))
+        data[len(data) // 2] ^= 1
+        self.write(path, bytes(data))
+        vectors, problem = lr.load_vectors(self.home)
+        self.assertIsNone(vectors)
+        self.assertIn("run embed --again", problem)
+
+
 # 44. Agent
 # =============================================================================
 
