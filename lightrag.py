@@ -3282,11 +3282,11 @@ def _hides(style):
 #    Uses: Settings, Elements
 # =============================================================================
 
-# The standard library's html.parser reads broken pages differently from one Python to
-# the next, so the tags are taken apart here, by one regular expression.  An event is a
-# pair: ("", text), ("p", attributes) or ("/p", "").  A page keeps no tree: hidden and
-# boilerplate parts are cut off the end of the list as they close, so that no depth of
-# nesting costs recursion, and every step is linear.
+# The standard library's html.parser drops the end of a broken page without a word, and
+# releases differ in what they drop; so the tags are taken apart here, by one regular
+# expression.  An event is a pair: ("", text), ("p", attributes) or ("/p", "").  A page
+# keeps no tree: hidden and boilerplate parts are cut off the end of the list as they
+# close, so that no depth of nesting costs recursion, and every step is linear.
 
 # subtle: (?=(...)) and its number make an atomic group, which Python has since 3.11;
 # with it the attributes match in one way, and a tag that never ends costs linear time.

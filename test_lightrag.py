@@ -2183,7 +2183,8 @@ class Test16Markup(unittest.TestCase):
                 self.assertLess(len(text), 100)
         for page in ("<a ", '<a b="', "<a b='c' d=\"", "<!--", "<script>", "<title>",
                      "</p>", "<div></b>", "<p hidden>", "<table><td></div>", "&#", "<!",
-                     "<a b= c= d", "<footer>", "<pre>\n", "<li>", "<a href=x>", "<br>"):
+                     "<a b= c= d", "<footer>", "<pre>\n", "<li>", "<a href=x>", "<br>",
+                     "<script><!--", "<script><!--<script>"):
             with self.subTest(page):
                 def _read(count, page=page):
                     lr.html_to_markdown(page * (count // len(page)))
