@@ -9887,8 +9887,7 @@ class Test72Endpoints(WebCase):
 
     def test_heartbeats_while_the_model_thinks(self):
         self.serve(lambda request: [0.8, *told("Five [1].")])
-        usual, lr.HEARTBEAT_S = lr.HEARTBEAT_S, 0.2
-        self.addCleanup(setattr, lr, "HEARTBEAT_S", usual)
+        self.server.heartbeat_s = 0.2
         _, file = self.open_stream("/api/ask", {"question": "retry limit?"})
         data = file.read()
         self.assertIn(b"\n: still here\n\n", data)
