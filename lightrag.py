@@ -20,86 +20,97 @@ terminal, clock or environment):
      1 Settings      every limit and default, with why
      2 Lists         words, names and signs of the world that rules speak of
      3 Errors        one base class; what the caller does next decides the class
-     4 Text          normalise, and the tokens of documents and questions
-     5 Prose         sentences, token estimate, text made safe to show
-     6 Outline       where headings and fences begin and end
-     7 Languages     how families of languages are written
-     8 Definitions   where the definitions of code begin and end
-     9 Windows       spans of bounded length that end well
-    10 Chunks        cut a document into passages that keep their offsets
-    11 Sealed        bytes under checksums, read block by block
-    12 Segments      postings as immutable bytes, in memory or mapped
-    13 Pruning       the best units of a segment, most of them never looked at
-    14 Ranking       BM25F over segments, and the best k
-    15 Elements      what the names and attributes of HTML mean
-    16 Markup        HTML tags to balanced events, without what nobody reads
-    17 Markdown      the events of a page to Markdown text
-    18 Decoding      bytes of any encoding to text
-    19 Archive       zip files and the XML in them, within limits
-    20 Office        Word and PowerPoint files and e-books to Markdown
-    21 Sheets        Excel files to Markdown
-    22 Documents     bytes to title, kind and text
-    23 Excerpts      what of a hit can be shown: sentences, rows, lines of code
-    24 Answers       numbered sources, extractive answers, refusals
-    25 Metrics       how good a ranking is, by what people judged
-    26 Golden        cases with an expectation, judged without a model
-    27 Plots         figures as one page: a table, and bars drawn in SVG
-    28 Vectors       what embeddings say: compact, sealed, and compared exactly
-    29 Fusion        several rankings made one
-    30 Protocol      the OpenAI wire format: messages, calls, requests, errors
-    31 Stream        server-sent events, and thoughts in the text, cut anywhere
-    32 Deltas        what the chunks of one answer add up to
-    33 Context       what a model is told, within a budget
-    34 Quantities    the numbers that a text states, however they are written
-    35 Checking      every marked sentence against the passage it cites
-    36 Permissions   (rules, call) to allow, ask or deny
-    37 Paths         ignore rules, secret names, confinement below a root
-    38 Addresses     web addresses: fit to show, fit to send, where they lead
-    39 Files         reading, atomic writes and locks
-    40 Folders       walking, the home of a knowledge base, configuration
-    41 Network       how this machine reaches others: proxies and certificates
-    42 Http          the only section that opens connections
-    43 Pages         one web page, its redirects checked at every step
-    44 Sources       path, folder, glob, URL or standard input to raw documents
-    45 Format        the bytes of knowledge.json, a document a line
-    46 Store         knowledge.json, and the index derived from it
-    47 Knowledge     the documents and their index
-    48 Ingest        plan, ask, add, sync and remove
-    49 Memory        long-term facts and the working memory
-    50 Conversation  what was said, shown and noted, and where it is kept
-    51 Model         chat completions: retries, what a server takes, errors as sentences
-    52 Embeddings    texts to vectors by an endpoint, in batches and at a pace
-    53 Hybrid        search by words and by meaning, fused
-    54 Reach         what may be read below the root, and by which programs
-    55 Lookup        the tools that read: documents, files, history
-    56 Tools         a table of what the agent can do
-    57 Requests      what is sent: within a budget, and what is made of a conversation
-    58 Calls         run what a model asks for, or say why not
-    59 Agent         the loop; yields events, never prints
-    60 Evaluation    run judged sets and golden cases
-    61 Console       printing, asking and progress under any encoding
-    62 Consent       ask once, and remember what the user wants remembered
-    63 Arguments     the words of a command line to a command and its options
-    64 Options       the options that several commands share
-    65 Intake        the commands that add, sync, embed and remove
-    66 Asking        the commands that list, show, search and ask
-    67 Grading       the command that evaluates
-    68 Prompt        the interactive prompt
-    69 Admission     who may ask a server, and how often
-    70 Wire          the agent's events as the page knows them
-    71 Completions   the OpenAI format, as a server speaks it
-    72 Layout        the page: what stands where, and how it looks
-    73 Script        what the page does
-    74 Manners       how the page is used: asking, documents, permission, keys
-    75 Opening       settings to a model, and a conversation to its agent
-    76 Service       the agent and the knowledge base for faces that serve several
-    77 Web           the page, its endpoints, and an endpoint for chat clients
-    78 Endpoints     one request: through the gates, to its answer
-    79 Serving       connections, and the command that serves
-    80 Rpc           JSON-RPC 2.0, a message a line
-    81 Mcp           the same tools for other agents, over standard input and output
-    82 Faces         the commands that serve others
-    83 Command line  the table of commands, and main
+     4 Choices       what a user may set: flag, environment, config.json
+     5 Text          normalise, and the tokens of documents and questions
+     6 Prose         sentences, token estimate, text made safe to show
+     7 Outline       where headings and fences begin and end
+     8 Languages     how families of languages are written
+     9 Definitions   where the definitions of code begin and end
+    10 Windows       spans of bounded length that end well
+    11 Chunks        cut a document into passages that keep their offsets
+    12 Sealed        bytes under checksums, read block by block
+    13 Segments      postings as immutable bytes, in memory or mapped
+    14 Pruning       the best units of a segment, most of them never looked at
+    15 Ranking       BM25F over segments, and the best k
+    16 Elements      what the names and attributes of HTML mean
+    17 Markup        HTML tags to balanced events, without what nobody reads
+    18 Markdown      the events of a page to Markdown text
+    19 Decoding      bytes of any encoding to text
+    20 Archive       zip files and the XML in them, within limits
+    21 Office        Word and PowerPoint files and e-books to Markdown
+    22 Sheets        Excel files to Markdown
+    23 Documents     bytes to title, kind and text
+    24 Excerpts      what of a hit can be shown: sentences, rows, lines of code
+    25 Answers       numbered sources, extractive answers, refusals
+    26 Metrics       how good a ranking is, by what people judged
+    27 Golden        cases with an expectation, judged without a model
+    28 Plots         figures as one page: a table, and bars drawn in SVG
+    29 Vectors       what embeddings say: compact, sealed, and compared exactly
+    30 Fusion        several rankings made one
+    31 Protocol      the OpenAI wire format: messages, calls, requests, errors
+    32 Stream        server-sent events, and thoughts in the text, cut anywhere
+    33 Deltas        what the chunks of one answer add up to
+    34 Context       what a model is told, within a budget
+    35 Quantities    the numbers that a text states, however they are written
+    36 Checking      every marked sentence against the passage it cites
+    37 Permissions   (rules, call) to allow, ask or deny
+    38 Paths         ignore rules, secret names, confinement below a root
+    39 Addresses     web addresses: fit to show, fit to send, where they lead
+    40 Files         reading, atomic writes and locks
+    41 Folders       walking, the home of a knowledge base, configuration
+    42 Network       how this machine reaches others: proxies and certificates
+    43 Http          the only section that opens connections
+    44 Pages         one web page, its redirects checked at every step
+    45 Sources       path, folder, glob, URL or standard input to raw documents
+    46 Format        the bytes of knowledge.json, a document a line
+    47 Store         knowledge.json, and the index derived from it
+    48 Knowledge     the documents and their index
+    49 Ingest        plan, ask, add, sync and remove
+    50 Memory        long-term facts and the working memory
+    51 Conversation  what was said, shown and noted, and where it is kept
+    52 Model         chat completions: retries, what a server takes, errors as sentences
+    53 Embeddings    texts to vectors by an endpoint, in batches and at a pace
+    54 Hybrid        search by words and by meaning, fused
+    55 Reach         what may be read below the root, and by which programs
+    56 Lookup        the tools that read: documents, files, history
+    57 Tools         a table of what the agent can do
+    58 Requests      what is sent: within a budget, and what is made of a conversation
+    59 Calls         run what a model asks for, or say why not
+    60 Agent         the loop; yields events, never prints
+    61 Evaluation    run judged sets and golden cases
+    62 Console       printing, asking and progress under any encoding
+    63 Consent       ask once, and remember what the user wants remembered
+    64 Arguments     the words of a command line to a command and its options
+    65 Options       the options that several commands share
+    66 Intake        the commands that add, sync, embed and remove
+    67 Listing       the commands that list, show and search
+    68 Gate          whether a tool may do what a model wants
+    69 Attachments   what stands beside a question: @paths, standard input
+    70 Setup         the agent of a run, made of what the user set up
+    71 Telling       an answer as it comes, and the sources behind it
+    72 Asking        one question: its answer, and what --json says of it
+    73 Facts         the memory command, and what a conversation leaves behind
+    74 Sessions      saved conversations: go on, begin anew, sum up, export
+    75 Panels        what the prompt shows of models, tools, rules and sources
+    76 Talk          one conversation at the prompt
+    77 Grading       the command that evaluates
+    78 Prompt        the interactive prompt
+    79 Chat          the prompt with its commands
+    80 Admission     who may ask a server, and how often
+    81 Wire          the agent's events as the page knows them
+    82 Completions   the OpenAI format, as a server speaks it
+    83 Layout        the page: what stands where, and how it looks
+    84 Script        what the page does
+    85 Manners       how the page is used: asking, documents, permission, keys
+    86 Opening       settings to a model, and a conversation to its agent
+    87 Service       the agent and the knowledge base for faces that serve several
+    88 Web           the page, its endpoints, and an endpoint for chat clients
+    89 Endpoints     one request: through the gates, to its answer
+    90 Serving       connections, and the command that serves
+    91 Rpc           JSON-RPC 2.0, a message a line
+    92 Mcp           the same tools for other agents, over standard input and output
+    93 Faces         the commands that serve others
+    94 Command line  the table of commands, and main
 
 Words: a document has a title, a source (the path or URL it came from) and a text;
 a chunk is a passage of it, text[start:end]; a hit is a chunk that a search found;
@@ -160,7 +171,7 @@ __all__ = [  # noqa: RUF022 -- grouped by section
 
 # Constants stand here under the name of the section that uses them, each with its
 # reason.  What a user may change by flag, environment or configuration is a field of
-# Settings, read in the last section and handed down.
+# Settings, in Choices.
 
 # Text
 TOKEN_CHARS_MAX = 64        # a longer run (base64, a hash) is cut: nobody searches it
@@ -383,6 +394,7 @@ TRIES = 3
 RETRY_WAIT_S = 0.5          # doubled after each try
 RETRY_JITTER = 0.25         # up to this share less, so that many clients part
 RETRY_WAIT_MAX_S = 60       # whatever the server says
+QUIET_WAIT_S = 5            # a shorter wait needs no line of its own
 NO_SUCH_PATH = (404, 405)
 TOOL_STATUSES = (400, 404, 405, 422, 500, 501)
 MODEL_HEADERS = {
@@ -443,9 +455,27 @@ FACTS_MAX = 5               # proposed at the end of one conversation
 EVALUATED_HITS = 100        # chunks, so that ten documents are among them
 SET_BYTES_MAX = 1 << 30     # a file of a judged set
 
+# Gate
+CALL_CHARS_MAX = 1000       # shown of an argument: a whole fact
+
+# Telling
+STEP_CHARS_MAX = 70         # of a call, and of what came of it, on its line
+STEP_RESULT_CHARS_MAX = 500     # of a result in --json: the citations hold the rest
+
+# Choices
+BUDGET_TOKENS_MIN = 500     # below it no passage has room
+
+# Attachments
+INPUT_BYTES_MAX = 4 * 2**20     # piped in beside a question; more is for add
+INPUT_HITS = 8              # passages of a longer text that go with the question
+
 # Console
 PROGRESS_INTERVAL_S = 0.1   # quicker than the eye, slow enough for a slow terminal
 COLUMNS = 80                # of a terminal that does not say
+LINES_SHOWN = 24
+
+# Talk
+SESSIONS_SHOWN = 20
 
 # Prompt
 PASTE_GAP_S = 0.03          # lines of a paste follow each other quicker than a person
@@ -482,24 +512,6 @@ MCP_CACHED_MS = 3_600_000   # the tools change only with the program
 
 # Command line
 QUESTION_BYTES_MAX = 1 << 20  # of a question piped in; a document goes to add
-
-
-class Settings(NamedTuple):
-    """What a user may change: flag beats environment beats user configuration."""
-
-    base_url: str = ""      # OPENAI_BASE_URL or OPENAI_API_BASE; empty = no model
-    api_key: str = ""       # OPENAI_API_KEY
-    model: str = ""         # OPENAI_MODEL; empty = the first of /models
-    fast_model: str = ""    # LRAG_FAST_MODEL; empty = model
-    max_steps: int = 6      # tool steps a question; then one more without tools
-    budget_tokens: int = 6000   # LRAG_BUDGET_TOKENS: of one request
-    stream: bool = True
-    embedding_base_url: str = ""    # EMBEDDING_BASE_URL; empty = search by words
-    embedding_api_key: str = ""     # EMBEDDING_API_KEY
-    embedding_model: str = ""       # EMBEDDING_MODEL; empty = the first of /models
-    embedding_prefix: str = "auto"  # LRAG_EMBEDDING_PREFIX: see PREFIX_WAYS
-    embedding_rpm: int = 0  # LRAG_EMBEDDING_RPM: requests a minute; 0 = no limit
-    embedding_tpm: int = 0  # LRAG_EMBEDDING_TPM: tokens a minute
 
 
 # =============================================================================
@@ -757,7 +769,99 @@ class StorageError(LightragError):
 
 
 # =============================================================================
-# 4. Text -- normalise, and the tokens of documents and questions [pure]
+# 4. Choices -- what a user may set: flag, environment, config.json [pure]
+#    Uses: Settings, Errors
+# =============================================================================
+
+# A flag beats the environment, which beats the user's own configuration.  No file of a
+# repository is asked, so none can set an address, a key or a permission.
+
+
+class Settings(NamedTuple):
+    """What a user may change: flag beats environment beats user configuration."""
+
+    base_url: str = ""      # OPENAI_BASE_URL or OPENAI_API_BASE; empty = no model
+    api_key: str = ""       # OPENAI_API_KEY
+    model: str = ""         # OPENAI_MODEL; empty = the first of /models
+    fast_model: str = ""    # LRAG_FAST_MODEL; empty = model
+    max_steps: int = 6      # tool steps a question; then one more without tools
+    budget_tokens: int = 6000   # LRAG_BUDGET_TOKENS: of one request
+    answer_tokens: int = 0  # LRAG_ANSWER_TOKENS: of one answer; 0 = the server's limit
+    stream: bool = True     # LRAG_STREAM; 0 for an endpoint that streams badly
+    remember: bool = False  # LRAG_REMEMBER: propose facts when a conversation ends
+    embedding_base_url: str = ""    # EMBEDDING_BASE_URL; empty = search by words
+    embedding_api_key: str = ""     # EMBEDDING_API_KEY
+    embedding_model: str = ""       # EMBEDDING_MODEL; empty = the first of /models
+    embedding_prefix: str = "auto"  # LRAG_EMBEDDING_PREFIX: see PREFIX_WAYS
+    embedding_rpm: int = 0  # LRAG_EMBEDDING_RPM: requests a minute; 0 = no limit
+    embedding_tpm: int = 0  # LRAG_EMBEDDING_TPM: tokens a minute
+
+
+SETTING_VARIABLES = {
+    "base_url": ("OPENAI_BASE_URL", "OPENAI_API_BASE"),
+    "api_key": ("OPENAI_API_KEY",),
+    "model": ("OPENAI_MODEL",),
+    "fast_model": ("LRAG_FAST_MODEL",),
+    "max_steps": ("LRAG_MAX_STEPS",),
+    "budget_tokens": ("LRAG_BUDGET_TOKENS",),
+    "answer_tokens": ("LRAG_ANSWER_TOKENS",),
+    "stream": ("LRAG_STREAM",),
+    "remember": ("LRAG_REMEMBER",),
+    "embedding_base_url": ("EMBEDDING_BASE_URL",),
+    "embedding_api_key": ("EMBEDDING_API_KEY",),
+    "embedding_model": ("EMBEDDING_MODEL",),
+    "embedding_prefix": ("LRAG_EMBEDDING_PREFIX",),
+    "embedding_rpm": ("LRAG_EMBEDDING_RPM",),
+    "embedding_tpm": ("LRAG_EMBEDDING_TPM",),
+}
+SWITCHES = {"1": True, "true": True, "yes": True, "on": True,
+            "0": False, "false": False, "no": False, "off": False}
+
+
+def read_settings(environ, config, max_steps=None):
+    """Return the Settings of a run.
+
+    environ    mapping
+    config     dict, what config.json of the user holds
+    max_steps  int, as a flag gives it, or None
+    Raises     ConfigError that names the variable or the entry that is wrong
+    """
+    kept = {name: config[name] for name in SETTING_VARIABLES if name in config}
+    if any(environ.get(name) for name in SETTING_VARIABLES["base_url"]):
+        kept.pop("api_key", None)   # it belongs to the address beside it
+    found = {name: _setting(name, value, f"{name} in config.json")
+             for name, value in kept.items()}
+    for name, variables in SETTING_VARIABLES.items():
+        for variable in variables:
+            if environ.get(variable, "").strip():
+                found[name] = _setting(name, environ[variable].strip(), variable)
+                break
+    if max_steps is not None:
+        found["max_steps"] = max_steps
+    return Settings(**found)
+
+
+def _setting(name, value, where):
+    """Return the value of a setting in its type."""
+    kind = type(Settings._field_defaults[name])
+    least = BUDGET_TOKENS_MIN if name == "budget_tokens" else 0
+    try:
+        if kind is bool:
+            return SWITCHES[str(value).lower()]
+        if kind is int:
+            if int(value) < least:
+                raise ValueError
+            return int(value)
+        if isinstance(value, str):
+            return value
+    except (KeyError, ValueError, TypeError):
+        pass
+    wanted = {bool: "1 or 0", int: f"a number from {least}", str: "a text"}[kind]
+    raise ConfigError(f"{where} wants {wanted}")
+
+
+# =============================================================================
+# 5. Text -- normalise, and the tokens of documents and questions [pure]
 #    Uses: Settings, Lists
 # =============================================================================
 
@@ -1065,7 +1169,7 @@ def language(text):
 
 
 # =============================================================================
-# 5. Prose -- sentences, token estimate, text made safe to show [pure]
+# 6. Prose -- sentences, token estimate, text made safe to show [pure]
 #    Uses: Settings
 # =============================================================================
 
@@ -1208,7 +1312,7 @@ def nearest(word, names):
 
 
 # =============================================================================
-# 6. Outline -- where headings and fences begin and end [pure]
+# 7. Outline -- where headings and fences begin and end [pure]
 #    Uses: Settings
 # =============================================================================
 
@@ -1430,7 +1534,7 @@ def plain_title(title):
 
 
 # =============================================================================
-# 7. Languages -- how families of languages are written [pure]
+# 8. Languages -- how families of languages are written [pure]
 #    Uses: Settings
 # =============================================================================
 
@@ -1675,7 +1779,7 @@ def syntax_of(text):
 
 
 # =============================================================================
-# 8. Definitions -- where the definitions of code begin and end [pure]
+# 9. Definitions -- where the definitions of code begin and end [pure]
 #    Uses: Settings, Outline, Languages
 # =============================================================================
 
@@ -1952,7 +2056,7 @@ def indent_of(text, start, end):
 
 
 # =============================================================================
-# 9. Windows -- spans of bounded length that end well [pure]
+# 10. Windows -- spans of bounded length that end well [pure]
 #    Uses: Settings, Outline
 # =============================================================================
 
@@ -2078,7 +2182,7 @@ def _tears(text, low, place):
 
 
 # =============================================================================
-# 10. Chunks -- cut a document into passages that keep their offsets [pure]
+# 11. Chunks -- cut a document into passages that keep their offsets [pure]
 #    Uses: Settings, Errors, Prose, Outline, Definitions, Windows
 # =============================================================================
 
@@ -2360,7 +2464,7 @@ CHUNKER_OF_KIND = {
 
 
 # =============================================================================
-# 11. Sealed -- bytes under checksums, read block by block [pure]
+# 12. Sealed -- bytes under checksums, read block by block [pure]
 #    Uses: Settings, Errors
 # =============================================================================
 
@@ -2426,7 +2530,7 @@ class Sealed:
 
 
 # =============================================================================
-# 12. Segments -- postings as immutable bytes, in memory or mapped [pure]
+# 13. Segments -- postings as immutable bytes, in memory or mapped [pure]
 #    Uses: Settings, Errors, Text, Sealed
 # =============================================================================
 
@@ -2748,7 +2852,7 @@ class Segment(Sealed):
 
 
 # =============================================================================
-# 13. Pruning -- the best units of a segment, most of them never looked at [pure]
+# 14. Pruning -- the best units of a segment, most of them never looked at [pure]
 #    Uses: Settings, Segments
 # =============================================================================
 
@@ -2890,7 +2994,7 @@ def promised(lead, scores, k, cursors):
 
 
 # =============================================================================
-# 14. Ranking -- BM25F over segments, and the best k [pure]
+# 15. Ranking -- BM25F over segments, and the best k [pure]
 #    Uses: Settings, Text, Segments, Pruning
 # =============================================================================
 
@@ -3158,7 +3262,7 @@ def cohesion(together, first, second, total):
 
 
 # =============================================================================
-# 15. Elements -- what the names and attributes of HTML mean [pure]
+# 16. Elements -- what the names and attributes of HTML mean [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -3278,7 +3382,7 @@ def _hides(style):
 
 
 # =============================================================================
-# 16. Markup -- HTML tags to balanced events, without what nobody reads [pure]
+# 17. Markup -- HTML tags to balanced events, without what nobody reads [pure]
 #    Uses: Settings, Elements
 # =============================================================================
 
@@ -3567,7 +3671,7 @@ class MarkupReader:
 
 
 # =============================================================================
-# 17. Markdown -- the events of a page to Markdown text [pure]
+# 18. Markdown -- the events of a page to Markdown text [pure]
 #    Uses: Settings, Elements, Markup
 # =============================================================================
 
@@ -3885,7 +3989,7 @@ HANDLERS = {
 
 
 # =============================================================================
-# 18. Decoding -- bytes of any encoding to text [pure]
+# 19. Decoding -- bytes of any encoding to text [pure]
 #    Uses: Settings, Prose
 # =============================================================================
 
@@ -4068,7 +4172,7 @@ def looks_binary(data):
 
 
 # =============================================================================
-# 19. Archive -- zip files and the XML in them, within limits [pure]
+# 20. Archive -- zip files and the XML in them, within limits [pure]
 #    Uses: Settings, Errors
 # =============================================================================
 
@@ -4205,7 +4309,7 @@ def _damage_named(what):
 
 
 # =============================================================================
-# 20. Office -- Word and PowerPoint files and e-books to Markdown [pure]
+# 21. Office -- Word and PowerPoint files and e-books to Markdown [pure]
 #    Uses: Settings, Markdown, Archive
 # =============================================================================
 
@@ -4517,7 +4621,7 @@ def _shape_events(archive, part, list_places=SLIDE_BODIES):
 
 
 # =============================================================================
-# 21. Sheets -- Excel files to Markdown [pure]
+# 22. Sheets -- Excel files to Markdown [pure]
 #    Uses: Settings, Markdown, Archive, Office
 # =============================================================================
 
@@ -4670,7 +4774,7 @@ def number_text(words, is_date=False, epoch_days=0):
 
 
 # =============================================================================
-# 22. Documents -- bytes to title, kind and text [pure]
+# 23. Documents -- bytes to title, kind and text [pure]
 #    Uses: Settings, Errors, Prose, Outline, Markdown, Decoding, Archive, Office, Sheets
 # =============================================================================
 
@@ -4998,7 +5102,7 @@ READERS = {
 
 
 # =============================================================================
-# 23. Excerpts -- what of a hit can be shown: sentences, rows, lines of code [pure]
+# 24. Excerpts -- what of a hit can be shown: sentences, rows, lines of code [pure]
 #    Uses: Settings, Text, Prose, Outline, Ranking
 # =============================================================================
 
@@ -5198,7 +5302,7 @@ def _is_open(text):
 
 
 # =============================================================================
-# 24. Answers -- numbered sources, extractive answers, refusals [pure]
+# 25. Answers -- numbered sources, extractive answers, refusals [pure]
 #    Uses: Settings, Lists, Text, Prose, Ranking, Excerpts
 # =============================================================================
 
@@ -5272,7 +5376,7 @@ def label(name, question):
 def source_line(citation, question):
     """Return "[1] title, chunk 3, path:10-20", labels in the question's language."""
     hit = citation.hit
-    place = f"{label('chunk', question)} {hit.chunk}"
+    place = f"{label('chunk', question)} {hit.chunk}" if hit.chunk else ""
     lines = f"{one_line(hit.source)}:{hit.line}-{hit.end_line}"
     parts = [one_line(hit.title, 80), place, lines]
     if hit.stale:
@@ -5418,7 +5522,7 @@ def narrow(hit, start, end):
 
 
 # =============================================================================
-# 25. Metrics -- how good a ranking is, by what people judged [pure]
+# 26. Metrics -- how good a ranking is, by what people judged [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -5494,7 +5598,7 @@ def mean_of(rows):
 
 
 # =============================================================================
-# 26. Golden -- cases with an expectation, judged without a model [pure]
+# 27. Golden -- cases with an expectation, judged without a model [pure]
 #    Uses: Settings, Errors, Text, Prose
 # =============================================================================
 
@@ -5677,7 +5781,7 @@ def regressions(before, now):
 
 
 # =============================================================================
-# 27. Plots -- figures as one page: a table, and bars drawn in SVG [pure]
+# 28. Plots -- figures as one page: a table, and bars drawn in SVG [pure]
 #    Uses: Prose
 # =============================================================================
 
@@ -5791,7 +5895,7 @@ def _bar(y, setting, value, colour):
 
 
 # =============================================================================
-# 28. Vectors -- what embeddings say: compact, sealed, and compared exactly [pure]
+# 29. Vectors -- what embeddings say: compact, sealed, and compared exactly [pure]
 #    Uses: Settings, Sealed
 # =============================================================================
 
@@ -5961,7 +6065,7 @@ def read_vectors(buffer):
 
 
 # =============================================================================
-# 29. Fusion -- several rankings made one [pure]
+# 30. Fusion -- several rankings made one [pure]
 #    Uses: Settings
 # =============================================================================
 
@@ -5988,7 +6092,7 @@ def fused(rankings, weights):
 
 
 # =============================================================================
-# 30. Protocol -- the OpenAI wire format: messages, calls, requests, errors [pure]
+# 31. Protocol -- the OpenAI wire format: messages, calls, requests, errors [pure]
 #    Uses: Settings, Prose
 # =============================================================================
 
@@ -6256,7 +6360,7 @@ def _wire_name(name):
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64] or "unknown"
 
 # =============================================================================
-# 31. Stream -- server-sent events, and thoughts in the text, cut anywhere [pure]
+# 32. Stream -- server-sent events, and thoughts in the text, cut anywhere [pure]
 #    Uses: Settings
 # =============================================================================
 
@@ -6415,7 +6519,7 @@ def _hold_back(text):
 
 
 # =============================================================================
-# 32. Deltas -- what the chunks of one answer add up to [pure]
+# 33. Deltas -- what the chunks of one answer add up to [pure]
 #    Uses: Settings, Lists, Errors, Prose, Protocol, Stream
 # =============================================================================
 
@@ -6669,7 +6773,7 @@ def _chunk_of(event, data):
 
 
 # =============================================================================
-# 33. Context -- what a model is told, within a budget [pure]
+# 34. Context -- what a model is told, within a budget [pure]
 #    Uses: Settings, Text, Prose, Ranking, Answers, Protocol
 # =============================================================================
 
@@ -6728,6 +6832,11 @@ class Source(NamedTuple):
     n: int
     kind: str           # passage, file or page
     hit: Hit
+
+
+def source_kind(hit):
+    """Return the kind of a Source: what no chunk was cut from was read as a file."""
+    return "passage" if hit.chunk else "file"
 
 
 class Register:
@@ -6848,11 +6957,10 @@ def search_query(question, earlier):
     """
     if not earlier:
         return question, True
-    own = len(question_tokens(question))
-    refers = bool(REFERS_BACK.search(question))
-    follows = own < 2 or refers
-    certain = own < 2 or not refers and own > UNCLEAR_WORDS_MAX
-    query = f"{question} {earlier[-EARLIER_CHARS_MAX:]}" if follows else question
+    own, refers = len(question_tokens(question)), bool(REFERS_BACK.search(question))
+    bare = own < 2 and len(tokens(question)) <= UNCLEAR_WORDS_MAX
+    query = f"{question} {earlier[-EARLIER_CHARS_MAX:]}" if bare or refers else question
+    certain = own < 2 and (bare or refers) or not refers and own > UNCLEAR_WORDS_MAX
     return query, certain
 
 
@@ -7000,7 +7108,7 @@ def without_calls(messages):
 
 
 # =============================================================================
-# 34. Quantities -- the numbers that a text states, however they are written [pure]
+# 35. Quantities -- the numbers that a text states, however they are written [pure]
 #    Uses: Lists
 # =============================================================================
 
@@ -7138,7 +7246,7 @@ def stated(text):
 
 
 # =============================================================================
-# 35. Checking -- every marked sentence against the passage it cites [pure]
+# 36. Checking -- every marked sentence against the passage it cites [pure]
 #    Uses: Settings, Lists, Text, Prose, Answers, Context, Quantities
 # =============================================================================
 
@@ -7403,7 +7511,7 @@ def doubted(citations, findings):
 
 
 # =============================================================================
-# 36. Permissions -- (rules, call) to allow, ask or deny [pure]
+# 37. Permissions -- (rules, call) to allow, ask or deny [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -7511,8 +7619,22 @@ def with_rule(config, project, rule):
     return {**config, "projects": {**projects, project: entry}}
 
 
+def without_rule(config, project, rule):
+    """Return the configuration with one rule of a project less; nothing is changed.
+
+    >>> without_rule({"projects": {"/p": {"deny": ["fetch(*)"]}}}, "/p",
+    ...              Rule("deny", "fetch", "*"))
+    {'projects': {'/p': {'deny': []}}}
+    """
+    projects = config.get("projects", {})
+    kept = projects.get(project, {})
+    rules = [text for text in kept.get(rule.verdict, [])
+             if parse_rule(text, rule.verdict) != rule]
+    return {**config, "projects": {**projects, project: {**kept, rule.verdict: rules}}}
+
+
 # =============================================================================
-# 37. Paths -- ignore rules, secret names, confinement below a root [pure]
+# 38. Paths -- ignore rules, secret names, confinement below a root [pure]
 #    Uses: Settings, Lists, Errors
 # =============================================================================
 
@@ -7760,7 +7882,7 @@ def _names(path, flavour):
 
 
 # =============================================================================
-# 38. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
+# 39. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
 #    Uses: Settings, Lists, Errors
 # =============================================================================
 
@@ -7925,7 +8047,7 @@ def masked(text, secrets):
 
 
 # =============================================================================
-# 39. Files -- reading, atomic writes and locks
+# 40. Files -- reading, atomic writes and locks
 #    Uses: Settings, Errors
 # =============================================================================
 
@@ -8231,7 +8353,7 @@ def make_home(home):
 
 
 # =============================================================================
-# 40. Folders -- walking, the home of a knowledge base, configuration
+# 41. Folders -- walking, the home of a knowledge base, configuration
 #    Uses: Settings, Lists, Errors, Prose, Paths, Files
 # =============================================================================
 
@@ -8581,7 +8703,7 @@ def change_config(environ, change):
 
 
 # =============================================================================
-# 41. Network -- how this machine reaches others: proxies and certificates
+# 42. Network -- how this machine reaches others: proxies and certificates
 #    Uses: Settings, Errors, Addresses
 # =============================================================================
 
@@ -8686,7 +8808,7 @@ def tls_context(network):
 
 
 # =============================================================================
-# 42. Http -- the only section that opens connections
+# 43. Http -- the only section that opens connections
 #    Uses: Settings, Errors, Addresses, Network
 # =============================================================================
 
@@ -9035,7 +9157,7 @@ def _network_error(error, url, limits, variable):
 
 
 # =============================================================================
-# 43. Pages -- one web page, its redirects checked at every step
+# 44. Pages -- one web page, its redirects checked at every step
 #    Uses: Settings, Lists, Errors, Addresses, Network, Http
 # =============================================================================
 
@@ -9122,7 +9244,7 @@ def _page(reply):
 
 
 # =============================================================================
-# 44. Sources -- path, folder, glob, URL or standard input to raw documents
+# 45. Sources -- path, folder, glob, URL or standard input to raw documents
 #    Uses: Settings, Errors, Decoding, Documents, Addresses, Files, Folders, Pages
 # =============================================================================
 
@@ -9442,7 +9564,7 @@ def _run_on(data, command, timeout_s):
 
 
 # =============================================================================
-# 45. Format -- the bytes of knowledge.json, a document a line [pure]
+# 46. Format -- the bytes of knowledge.json, a document a line [pure]
 #    Uses: Settings, Errors, Chunks, Documents
 # =============================================================================
 
@@ -9556,7 +9678,7 @@ def line_digest(line):
 
 
 # =============================================================================
-# 46. Store -- knowledge.json, and the index derived from it
+# 47. Store -- knowledge.json, and the index derived from it
 #    Uses: Settings, Errors, Chunks, Sealed, Segments, Ranking, Files, Format
 # =============================================================================
 
@@ -9902,7 +10024,7 @@ def mapped(path):
 
 
 # =============================================================================
-# 47. Knowledge -- the documents and their index
+# 48. Knowledge -- the documents and their index
 #    Uses: Settings, Errors, Chunks, Sealed, Ranking, Documents, Files, Folders, Store
 # =============================================================================
 
@@ -10234,7 +10356,7 @@ def root_of(home):
 
 
 # =============================================================================
-# 48. Ingest -- plan, ask, add, sync and remove
+# 49. Ingest -- plan, ask, add, sync and remove
 #    Uses: Settings, Errors, Prose, Chunks, Documents, Folders, Sources
 # =============================================================================
 
@@ -10459,7 +10581,7 @@ def missing_anchor(knowledge, source):
 
 
 # =============================================================================
-# 49. Memory -- long-term facts and the working memory
+# 50. Memory -- long-term facts and the working memory
 #    Uses: Settings, Errors, Text, Prose, Chunks, Ranking, Files
 # =============================================================================
 
@@ -10684,7 +10806,7 @@ def _note_key(kind, text):
 
 
 # =============================================================================
-# 50. Conversation -- what was said, shown and noted, and where it is kept
+# 51. Conversation -- what was said, shown and noted, and where it is kept
 #    Uses: Settings, Errors, Prose, Ranking, Protocol, Context, Files, Memory
 # =============================================================================
 
@@ -10706,7 +10828,7 @@ class Conversation:
     def __init__(self, name, created_at, nonce, messages=(), summary="", sources=(),
                  notes=(), earlier=""):
         self.name, self.created_at, self.nonce = name, created_at, nonce
-        self.earlier = earlier
+        self.earlier, self.left_out = earlier, 0    # turns no request had room for
         self.messages, self.summary = list(messages), summary
         self.register, self.working = Register(sources), WorkingMemory(notes)
 
@@ -10815,7 +10937,7 @@ def conversation_names(folder):
 
 
 # =============================================================================
-# 51. Model -- chat completions: retries, what a server takes, errors as sentences
+# 52. Model -- chat completions: retries, what a server takes, errors as sentences
 #    Uses: Settings, Lists, Errors, Prose, Protocol, Deltas, Addresses, Network, Http
 # =============================================================================
 
@@ -10834,6 +10956,7 @@ class Notice(NamedTuple):
     """Something the user should know while an answer is on its way."""
 
     text: str
+    passing: bool = False   # it will be over in a moment
 
 
 class ModelInfo(NamedTuple):
@@ -10863,6 +10986,7 @@ class Model:
         self.version = ""           # "v1" when the endpoint turned out to want it
         self.takes_tools = self.takes_extras = True
         self.window = None          # in tokens, once the endpoint was asked
+        self.scale = 1.0            # tokens it counts for each that we estimate
 
     def chat(
         self, messages, tools=None, stream=True, model="", options=None, hold=False
@@ -10967,7 +11091,8 @@ class Model:
                     raise
                 headers, why = getattr(error, "headers", {}), str(error)
             wait_s = retry_wait_s(headers, number, self.now(), self.chance)
-            yield Notice(self._masked(f"{why}; next try in {wait_s:.1f} s"))
+            text = self._masked(f"{why}; next try in {wait_s:.1f} s")
+            yield Notice(text, wait_s < QUIET_WAIT_S)
             self.sleep(wait_s)
 
     def _open(self, method, path, body):
@@ -11157,7 +11282,7 @@ def retry_wait_s(headers, number, now_s, chance=None):
 
 
 # =============================================================================
-# 52. Embeddings -- texts to vectors by an endpoint, in batches and at a pace
+# 53. Embeddings -- texts to vectors by an endpoint, in batches and at a pace
 #    Uses: Settings, Errors, Prose, Addresses, Model
 # =============================================================================
 
@@ -11184,6 +11309,9 @@ class Embedder:
     """
 
     def __init__(self, settings, network=None, clock=time.monotonic, sleep=time.sleep):
+        if settings.embedding_prefix not in PREFIX_WAYS:
+            known = ", ".join(PREFIX_WAYS)
+            raise ConfigError(f"LRAG_EMBEDDING_PREFIX is none of {known}")
         self.settings, self.clock, self.sleep = settings, clock, sleep
         self.endpoint = Model(settings._replace(
             base_url=settings.embedding_base_url, api_key=settings.embedding_api_key,
@@ -11319,8 +11447,8 @@ def _floats(value):
 
 
 # =============================================================================
-# 53. Hybrid -- search by words and by meaning, fused
-#    Uses: Settings, Errors, Sealed, Vectors, Fusion, Files, Store, Embeddings
+# 54. Hybrid -- search by words and by meaning, fused
+#    Uses: Settings, Errors, Choices, Sealed, Vectors, Fusion, Files, Store, Embeddings
 # =============================================================================
 
 # The vectors lie in one derived file beside knowledge.json, each under the digest of
@@ -11385,26 +11513,8 @@ def place_vectors(vectors, rows):
 
 def embedder_of(environ):
     """Return the Embedder that the environment names, or None; raises ConfigError."""
-    def _count(name):
-        value = environ.get(name, "").strip() or "0"
-        if not value.isascii() or not value.isdecimal():
-            raise ConfigError(f"{name} wants a number, not {value!r}")
-        return int(value)
-
-    address = environ.get("EMBEDDING_BASE_URL", "").strip()
-    if not address:
-        return None
-    way = environ.get("LRAG_EMBEDDING_PREFIX", "auto")
-    if way not in PREFIX_WAYS:
-        known = ", ".join(PREFIX_WAYS)
-        raise ConfigError(f"LRAG_EMBEDDING_PREFIX is none of {known}")
-    return Embedder(Settings(
-        embedding_base_url=address,
-        embedding_api_key=environ.get("EMBEDDING_API_KEY", ""),
-        embedding_model=environ.get("EMBEDDING_MODEL", ""), embedding_prefix=way,
-        embedding_rpm=_count("LRAG_EMBEDDING_RPM"),
-        embedding_tpm=_count("LRAG_EMBEDDING_TPM"),
-    ))
+    settings = read_settings(environ, {})
+    return Embedder(settings) if settings.embedding_base_url else None
 
 
 def starting_vectors(home, model, again=False):
@@ -11523,7 +11633,7 @@ class Hybrid:
 
 
 # =============================================================================
-# 54. Reach -- what may be read below the root, and by which programs
+# 55. Reach -- what may be read below the root, and by which programs
 #    Uses: Settings, Errors, Prose, Documents, Files, Folders, Pages, Sources
 # =============================================================================
 
@@ -11658,7 +11768,7 @@ def run_quietly(command, folder, timeout_s=GIT_TIMEOUT_S):
 
 
 # =============================================================================
-# 55. Lookup -- the tools that read: documents, files, history
+# 56. Lookup -- the tools that read: documents, files, history
 #    Uses: Settings, Prose, Ranking, Context, Folders, Ingest, Reach
 # =============================================================================
 
@@ -11822,7 +11932,7 @@ def recent_changes(box, arguments):
 
 
 # =============================================================================
-# 56. Tools -- a table of what the agent can do
+# 57. Tools -- a table of what the agent can do
 #    Uses: Settings, Errors, Context, Sources, Ingest, Memory, Reach, Lookup
 # =============================================================================
 
@@ -11976,7 +12086,7 @@ TOOLS = {tool.name: tool for tool in (
 
 
 # =============================================================================
-# 57. Requests -- what is sent: within a budget, and what is made of a conversation
+# 58. Requests -- what is sent: within a budget, and what is made of a conversation
 #    Uses: Settings, Errors, Prose, Protocol, Context, Model
 # =============================================================================
 
@@ -11997,9 +12107,7 @@ class Requests:
     def __init__(self, settings, model, conversation):
         self.settings, self.model = settings, model
         self.conversation = conversation
-        self.scale = 1.0        # tokens the server counts for each that we estimate
         self._spoiled = False   # a summary failed in this turn; it is not tried again
-        self._left_out = 0      # turns, as the user was told
 
     def begin_turn(self):
         """Forget what held for the turn before."""
@@ -12009,7 +12117,7 @@ class Requests:
         """Return the estimated tokens that a request may have."""
         window = int((self.model.window or 0) * WINDOW_SHARE)
         limits = [self.settings.budget_tokens, window]
-        return min(filter(None, limits)) / self.scale
+        return min(filter(None, limits)) / self.model.scale
 
     def learn_window(self, parts, schemas):
         """Ask the endpoint what its model takes, unless what is to be said is short.
@@ -12032,11 +12140,16 @@ class Requests:
                                         parts, budget - schema_tokens(tools))
         if not self.model.takes_tools:
             request = without_calls(request)
-        fresh, self._left_out = left_out - self._left_out, left_out
-        if fresh > 0 and not self.conversation.summary:
+        known, self.conversation.left_out = self.conversation.left_out, left_out
+        if left_out > known and not self.conversation.summary:
             return request, Notice(f"the oldest {left_out} turns no longer fit the "
                                    "request and are left out")
         return request, None
+
+    def options(self):
+        """Return what else is said to the model, or None."""
+        limit = self.settings.answer_tokens
+        return {"max_tokens": limit} if limit else None
 
     def offered(self, schemas):
         """Return the tools of a request: none where they would fill the budget."""
@@ -12050,7 +12163,8 @@ class Requests:
         """
         if usage and usage.prompt_tokens:
             estimate = history_tokens(request) + schema_tokens(tools)
-            self.scale = min(SCALE_MAX, max(1.0, usage.prompt_tokens / estimate))
+            scale = max(1.0, usage.prompt_tokens / estimate)
+            self.model.scale = min(SCALE_MAX, scale)
 
     def make_room(self, start):
         """After "too long": believe that tokens are dearer, and compress.
@@ -12058,7 +12172,7 @@ class Requests:
         Yields notices; -> where the turn that began at start begins now
         """
         yield Notice("too long for the model: compressing, then trying once more")
-        self.scale = min(SCALE_MAX, self.scale * 2)
+        self.model.scale = min(SCALE_MAX, self.model.scale * 2)
         with contextlib.suppress(NetworkError):
             self.model.window_tokens()
         turn = self.conversation.messages[start:]
@@ -12095,7 +12209,7 @@ class Requests:
             self._spoiled = True
             yield Notice("the history was not compressed: the summary is empty or long")
             return
-        conversation.summary, self._left_out = summary, 0
+        conversation.summary, conversation.left_out = summary, 0
         conversation.messages = list(chain.from_iterable(recent))
         yield Notice(f"history compressed: {len(old)} turns into a summary")
 
@@ -12111,7 +12225,7 @@ class Requests:
         data = fenced(cut_to_tokens(text, budget - fence_tokens), "conversation", nonce)
         request.append(text_message("user", data))
         name = self.settings.fast_model
-        for event in self.model.chat(request, None, False, name):
+        for event in self.model.chat(request, None, False, name, self.options()):
             if isinstance(event, Turn):
                 if event.incomplete or event.calls or event.finish != "stop":
                     raise ModelError(event.incomplete or "its answer is not whole")
@@ -12166,7 +12280,7 @@ def transcript(messages, summary=""):
 
 
 # =============================================================================
-# 58. Calls -- run what a model asks for, or say why not
+# 59. Calls -- run what a model asks for, or say why not
 #    Uses: Settings, Errors, Protocol, Tools
 # =============================================================================
 
@@ -12252,7 +12366,7 @@ def find_tool(name):
 
 
 # =============================================================================
-# 59. Agent -- the loop; yields events, never prints
+# 60. Agent -- the loop; yields events, never prints
 #    Uses: Settings, Errors, Answers, Protocol, Stream, Context, Model, Requests, Calls
 # =============================================================================
 
@@ -12342,13 +12456,14 @@ class Agent:
         if self.model is None:
             found = self._retrieve(question, k)
             yield found
-            yield self._extract(question, found.hits)
+            yield self._extract(question, [*attached, *found.hits])
             return
         try:
             yield from self.requests.compress()
             found = self._retrieve(question, k)
             yield found
-            turn.hits, turn.parts = found.hits, self._parts(found, attached)
+            turn.hits = [*attached, *found.hits]
+            turn.parts = self._parts(found, attached)
             turn.start = len(self.conversation.messages)
             self.conversation.messages.append(text_message("user", question))
             yield from self._loop(turn)
@@ -12379,16 +12494,15 @@ class Agent:
         """Return the Done of an answer in the documents' own words."""
         register = self.conversation.register
         found = extract(question, hits, self.knowledge.idf,
-                        lambda hit: register.number("passage", hit).n)
+                        lambda hit: register.number(source_kind(hit), hit).n)
         return Done(found.text, found.refused, "extract", found.citations, usage, error)
 
     def _parts(self, found, attached):
         """Return the texts that go before the question, most worth first."""
         conversation = self.conversation
         nonce, register = conversation.nonce, conversation.register
-        blocks = [passage_block(register.number(kind, hit), nonce)
-                  for kind, hits in (("file", attached), ("passage", found.hits))
-                  for hit in hits]
+        blocks = [passage_block(register.number(source_kind(hit), hit), nonce)
+                  for hit in (*attached, *found.hits)]
         if not found.hits:
             blocks.append("(The search found no passage for this question.)")
         parts = ["\n\n".join(blocks)]
@@ -12436,8 +12550,10 @@ class Agent:
         request, notice = self.requests.fit(system, start, turn.parts, tools)
         if notice:
             yield notice
-        stream, hold = self.settings.stream, self.hold
-        for event in self.model.chat(request, tools, stream, hold=hold):
+        options = self.requests.options()
+        events = self.model.chat(request, tools, self.settings.stream, "", options,
+                                 self.hold)
+        for event in events:
             if isinstance(event, Turn):
                 self.requests.correct(request, tools, event.usage)
                 return event
@@ -12518,7 +12634,7 @@ class Agent:
 
 
 # =============================================================================
-# 60. Evaluation -- run judged sets and golden cases
+# 61. Evaluation -- run judged sets and golden cases
 #    Uses: Settings, Errors, Prose, Answers, Metrics, Golden, Files, Knowledge
 # =============================================================================
 
@@ -12679,8 +12795,8 @@ class Pace:
 
 
 # =============================================================================
-# 61. Console -- printing, asking and progress under any encoding
-#    Uses: Settings, Prose
+# 62. Console -- printing, asking and progress under any encoding
+#    Uses: Settings, Errors, Prose
 # =============================================================================
 
 # Everything a person sees goes through one object, so that what holds for one line
@@ -12736,6 +12852,24 @@ class Console:
         )
         stream.write(text + end)
 
+    def stream(self, text):
+        """Print more of an answer as it comes, without an end of line."""
+        self._write(self.stdout, [text], False, end="")
+        self.stdout.flush()
+
+    def take_back(self, text):
+        """Erase what was streamed from the beginning of a line; -> whether it could be.
+
+        text  str, all of it
+        """
+        rows = rows_of(printable(text), columns_of(self.stdout))
+        if not self.out_ansi or rows > lines_of_screen(self.stdout):
+            return False
+        up = f"\x1b[{rows - 1}A" if rows > 1 else ""
+        self.stdout.write(f"\r{up}\x1b[J")
+        self.stdout.flush()
+        return True
+
     def flush(self):
         """Hand what is still buffered to the system, so that a failure is seen."""
         self._clear_progress()
@@ -12756,9 +12890,15 @@ class Console:
         """Show how far long work is, on one line that the next output replaces."""
         if not self.err_ansi or self._clock() < self._next_progress:
             return
+        self.status(f"{done}/{total} {name}")
+
+    def status(self, text):
+        """Show what goes on just now, on one line that the next output replaces."""
+        if not self.err_ansi:
+            return
         self._next_progress = self._clock() + PROGRESS_INTERVAL_S
-        line = f"{done}/{total} {one_line(name)}"
-        self.stderr.write("\r\x1b[K" + fit(line, columns_of(self.stderr) - 1))
+        line = fit(one_line(text), columns_of(self.stderr) - 1)
+        self.stderr.write("\r\x1b[K" + line)
         self.stderr.flush()
         self._progress_shown = True
 
@@ -12879,6 +13019,33 @@ def columns_of(stream):
         return COLUMNS
 
 
+def lines_of_screen(stream):
+    """Return how many lines a terminal shows at once."""
+    try:
+        return os.get_terminal_size(stream.fileno()).lines or LINES_SHOWN
+    except (OSError, ValueError):
+        return LINES_SHOWN
+
+
+def rows_of(text, columns):
+    """Return how many rows of a terminal a text takes.
+
+    >>> rows_of("ab\\nc", 2), rows_of("abc", 2), rows_of("a中", 2)
+    (2, 2, 2)
+    """
+    rows, used = 1, 0
+    for sign in text:
+        wide = 2 if unicodedata.east_asian_width(sign) in "WF" else 1
+        if sign == "\t":
+            wide = min(8 - used % 8, columns - used)
+        elif unicodedata.combining(sign):
+            wide = 0
+        if sign == "\n" or used + wide > columns:
+            rows, used = rows + 1, 0
+        used += 0 if sign == "\n" else wide
+    return rows
+
+
 def fit(text, columns):
     """Cut a text to the columns of a terminal, where wide signs take two.
 
@@ -12893,9 +13060,49 @@ def fit(text, columns):
     return text
 
 
+def guard(call, console, debug, as_json=False):
+    """Return the exit code of call(); say in one sentence what goes wrong in it.
+
+    debug  bool, raise errors of this program instead, to see where they are
+    """
+    try:
+        return call()
+    except BrokenPipeError:     # nobody is left to say it to
+        raise
+    except Exception as error:
+        if debug and not isinstance(error, LightragError):
+            raise
+        return say_failure(known_error(error), console, as_json)
+
+
+def say_failure(error, console, as_json):
+    """Say an error; -> exit code.
+
+    subtle: no frame of its own traceback may hold an error, or all that those frames
+    hold (a mapped index) waits in a circle for the end of the process.
+    """
+    if as_json:
+        console.emit({"error": {"kind": error.kind, "message": str(error)}})
+    else:
+        console.note(("warn", f"lightrag: {error}"))
+    return error.exit_code
+
+
+def known_error(error):
+    """Return an error that can be shown for any error: no traceback reaches a user."""
+    if isinstance(error, LightragError):
+        return error
+    if isinstance(error, OSError):
+        return StorageError(str(error))
+    if isinstance(error, MemoryError):
+        return LimitError("there is not enough memory for this")
+    name = type(error).__name__
+    return LightragError(f"an error of lightrag: {name}: {error} (see LRAG_DEBUG=1)")
+
+
 # =============================================================================
-# 62. Consent -- ask once, and remember what the user wants remembered
-#    Uses: Settings, Prose, Permissions, Folders, Ingest
+# 63. Consent -- ask once, and remember what the user wants remembered
+#    Uses: Settings, Errors, Prose, Permissions, Folders, Ingest
 # =============================================================================
 
 # Nothing enters and nothing leaves without a yes.  A rule answers for the user, else
@@ -12907,6 +13114,7 @@ MEANINGS = {
     "y": "once", "yes": "once", "是": "once",
     "a": "session", "p": "project", "d": "never",
 }
+NO_YES = "you did not say yes"
 
 
 class Consent:
@@ -12937,63 +13145,97 @@ class Consent:
             self._kept = rules_of(load_config(self.environ), self.project)
         return self._kept
 
-    def verdict(self, tool, names):
+    def verdict(self, tool, names, default="ask"):
         """Return allow, ask or deny for a call whose argument has several names.
 
-        names  a file's source and its path, or one address
+        names    a file's source and its path, or one address
+        default  the verdict where no rule matches
         """
         rules = [*self.rules, *self.session, *self.kept_rules()]
-        found = {decide(rules, tool, name) for name in names}
+        found = {decide(rules, tool, name, default) for name in names}
         return next(verdict for verdict in ("deny", "allow", "ask") if verdict in found)
 
-    def refusal(self, tool, calls, question, patterns=(), flag="--yes"):
+    def refusal(self, tool, calls, question, patterns=(), flag="--yes", default="ask"):
         """Return "" when the calls may happen, else a sentence that says why not.
 
         calls     list of tuples of names, one tuple an argument (see verdict)
         question  str, what exactly would happen, on one line
         patterns  what `a`, `p` and `d` are to cover
         flag      what a script says instead; "" when --yes does not answer this
+        default   the verdict where no rule matches
         """
-        verdicts = [self.verdict(tool, names) for names in calls]
+        verdicts = [self.verdict(tool, names, default) for names in calls]
         if "deny" in verdicts:
             named = one_line(calls[verdicts.index("deny")][0], NAMED_CHARS_MAX)
             return f"a rule denies {tool}({named})"
-        if "ask" not in verdicts or (self.yes and flag == "--yes"):
+        if "ask" not in verdicts:
             return ""
-        rules = [Rule("allow", tool, pattern) for pattern in patterns]
-        flag = flag or f"--allow '{rules[0]}'"
+        rules, about = [Rule("allow", tool, p) for p in patterns], [n[0] for n in calls]
+        return self.ask(question, rules, flag, about=about)
+
+    def ask(self, question, rules=(), flag="--yes", lasting=False, about=()):
+        """Ask; -> "" for a yes, else a sentence that says why not.
+
+        rules    what `a`, `p` and `d` make, with the verdict allow
+        lasting  bool, a plain yes is kept for the project, too
+        about    what it is about, name by name, for a face that lists it
+        """
+        if self.yes and flag == "--yes":
+            return ""
+        if not flag and rules:
+            flag = f"--allow '{rules[0]}'"
         self.console.note(question)
         if not self.console.can_ask:
-            return f"nobody said yes, and there is no terminal to ask on: use {flag}"
-        meaning = self._ask(rules, [names[0] for names in calls])
+            way_out = f": use {flag}" if flag else ""
+            return f"nobody said yes, and there is no terminal to ask on{way_out}"
+        meaning = self._meaning(rules, lasting, about)
         if meaning == "session":
             self.session.extend(rules)
-        elif meaning == "project":
+        elif meaning == "project" or lasting and meaning == "once":
             self._keep(rules)
         elif meaning == "never":
             self._keep([rule._replace(verdict="deny") for rule in rules])
         if meaning in ("no", "never"):
-            return f"you did not say yes (a script says {flag})"
+            return f"you did not say yes (a script says {flag})" if flag else NO_YES
         return ""
 
-    def _ask(self, rules, about):
-        """Show what `a` and `p` would cover, and ask; -> one of MEANINGS, or no."""
+    def _meaning(self, rules, lasting, about):
+        """Show what a lasting answer would cover, and ask; -> of MEANINGS, or no."""
+        keys = "[y/N/d]" if lasting else "[y/N/a/p/d]" if rules else "[y/N]"
         if rules:
             covered = first_few([str(rule) for rule in rules])
-            self.console.note(f"a (this session) and p (this project) allow {covered}")
-        keys = "[y/N/a/p]" if rules else "[y/N]"
+            lasts = "y allows" if lasting else "a (session), p (project) allow"
+            self.console.note(f"{lasts} {covered}; d denies it in this project")
         return MEANINGS.get(
             self.console.ask(f"Go ahead? {keys}", about, rules), "no"
         )
 
     def _keep(self, rules):
-        def _add(config):
+        self._change(with_rule, rules)
+
+    def _change(self, change, rules):
+        def _change_all(config):
             for rule in rules:
-                config = with_rule(config, self.project, rule)
+                config = change(config, self.project, rule)
             return config
 
-        change_config(self.environ, _add)
+        change_config(self.environ, _change_all)
         self._kept = None
+
+    def listed(self):
+        """Return [(where it comes from, Rule)] of all rules that hold now."""
+        return [*(("this call", rule) for rule in self.rules),
+                *(("this session", rule) for rule in self.session),
+                *(("this project", rule) for rule in self.kept_rules())]
+
+    def revoke(self, where, rule):
+        """Take a rule of the session or the project back."""
+        if where == "this session":
+            self.session.remove(rule)
+        elif where == "this project":
+            self._change(without_rule, [rule])
+        else:
+            raise UsageError(f"{rule} was given as a flag; it ends with this call")
 
     def approve(self, address, tool="rag_add"):
         """Tell whether a page may lead on to an address on another host.
@@ -13010,7 +13252,7 @@ class Consent:
 
 
 # =============================================================================
-# 63. Arguments -- the words of a command line to a command and its options [pure]
+# 64. Arguments -- the words of a command line to a command and its options [pure]
 #    Uses: Errors, Prose
 # =============================================================================
 
@@ -13170,7 +13412,7 @@ def _option_rows(options):
 
 
 # =============================================================================
-# 64. Options -- the options that several commands share [pure]
+# 65. Options -- the options that several commands share [pure]
 #    Uses: Settings, Chunks, Arguments
 # =============================================================================
 
@@ -13192,6 +13434,10 @@ RULES = (
     Option(("--allow",), "RULE", "allow TOOL(pattern) this time", repeated=True),
     Option(("--deny",), "RULE", "deny TOOL(pattern) this time", repeated=True),
 )
+ANSWERING = (
+    Option(("--no-model",), "", "answer by extract", False),
+    Option(("--max-steps",), "N", "tool steps at most; 0 = retrieve, answer", least=0),
+)
 SHARED = (
     Option(("--home",), "DIR", "the folder that holds knowledge.json"),
     Option(("--json",), "", "one JSON object on standard output", False),
@@ -13201,7 +13447,7 @@ SHARED = (
 
 
 # =============================================================================
-# 65. Intake -- the commands that add, sync, embed and remove
+# 66. Intake -- the commands that add, sync, embed and remove
 #    Uses: Errors, Prose, Folders, Sources, Knowledge, Ingest, Hybrid, Consent
 # =============================================================================
 
@@ -13210,6 +13456,8 @@ SHARED = (
 # Here stand those that write; they plan, ask, then act, and report a line a source.
 # Vectors are made after add and sync, or by the command; before the first text leaves
 # the machine the user is asked, with the address and how much it is.
+
+
 
 
 def open_knowledge(options, console):
@@ -13463,8 +13711,8 @@ def report_json(report):
 
 
 # =============================================================================
-# 66. Asking -- the commands that list, show, search and ask
-#    Uses: Settings, Errors, Prose, Decoding, Answers, Ingest, Intake
+# 67. Listing -- the commands that list, show and search
+#    Uses: Errors, Prose, Ingest, Intake
 # =============================================================================
 
 # The commands that only read.  JSON keeps every field of a record; lines keep what a
@@ -13579,7 +13827,7 @@ def show_status(status, console):
         console.note(EMPTY)
 
 
-# Asking
+# Searching
 
 
 def search_command(options, console):
@@ -13623,45 +13871,419 @@ def show_explained(row, console):
                 f"idf {row['idf']:.2f}, shares {shares}")
 
 
+# =============================================================================
+# 68. Gate -- whether a tool may do what a model wants
+#    Uses: Settings, Prose, Permissions, Folders, Sources, Lookup, Intake
+# =============================================================================
+
+# The model's calls pass the same consent as the user's commands.  A rule is held
+# against what a call means and not against how it was written: the real path below
+# the root, the address as it will be asked for.
+
+
+class Gate:
+    """Answers for the tools of one conversation; see Calls.
+
+    consent    Consent
+    knowledge  Knowledge, whose root the paths lie below
+    """
+
+    def __init__(self, consent, knowledge):
+        self.consent, self.knowledge = consent, knowledge
+
+    def __call__(self, tool, arguments, tainted):
+        """Return "" when a call may be made, else a sentence that says why not.
+
+        Raises  DeniedError, SourceError when a path or an address is none
+        """
+        subject = self._subject(tool, arguments)
+        question = f"The model wants {call_line(tool.name, arguments)}"
+        default = "ask" if tool.verdict == "ask" else "allow"
+        if tool.name == "memory_write" and tainted:
+            # What it read may speak through it, so no rule and no flag says yes.
+            if self.consent.verdict(tool.name, [subject]) == "deny":
+                return f"a rule denies {tool.name}"
+            return self.consent.ask(question, flag="")
+        patterns = [] if "*" in subject else [subject]
+        if tool.name == "fetch":
+            patterns = [re.match(r"\w+://[^/?#]*", subject)[0] + "/*"]
+        return self.consent.refusal(tool.name, [(subject,)], question, patterns,
+                                    default=default)
+
+    def _subject(self, tool, arguments):
+        """Return what rules are held against."""
+        subject = str(arguments.get(tool.subject, ""))
+        if tool.subject == "url":
+            return page_address(subject)
+        if tool.subject == "path" and subject:
+            root = os.path.realpath(self.knowledge.root)
+            return source_name(resolve_below(root, subject), root)
+        return subject
+
+    def admit(self, plan):
+        """Ask about what would enter; see permit."""
+        return permit(plan, self.knowledge, self.consent, False)
+
+
+def call_line(name, arguments):
+    r"""Return a whole call on one line, escaped.
+
+    >>> call_line("fetch", {"url": "http://a.test/\x1b[2K"})
+    'fetch(url: http://a.test/\\x1b[2K)'
+    """
+    shown = ", ".join(f"{one_line(key)}: {one_line(str(value), CALL_CHARS_MAX)}"
+                      for key, value in arguments.items())
+    return f"{one_line(name, NAMED_CHARS_MAX)}({shown})"
+
+
+def key_refusal(consent):
+    """Ask whether a key without an address may be used; -> "" or why it is not."""
+    verdict = consent.verdict("model", [OPENAI_URL])
+    if verdict != "ask":
+        reason = "a rule denies it" if verdict == "deny" else ""
+    else:
+        question = ("OPENAI_API_KEY is set: questions and passages of this project "
+                    f"would go to {OPENAI_URL}")
+        rule = Rule("allow", "model", OPENAI_URL)
+        reason = consent.ask(question, [rule], lasting=True)
+    return f"OPENAI_API_KEY is set and not used: {reason}" if reason else ""
+
+
+def open_box(knowledge, memory, conversation, gate, pages, clock, progress=None):
+    """Return the Toolbox of a conversation, whose gate is a Gate.
+
+    pages  dict, the pages that fetch has read
+    """
+    return Toolbox(
+        knowledge, memory, conversation.register, conversation.working,
+        conversation.nonce, gate.admit, gate.consent.approve, pages, clock,
+        progress=progress,
+    )
+
+
+# =============================================================================
+# 69. Attachments -- what stands beside a question: @paths, standard input
+#    Uses: Settings, Errors, Prose, Decoding, Documents, Knowledge, Reach, Lookup
+# =============================================================================
+
+# A person put it there, so it need not be asked for; but the same files are left out as
+# anywhere, and it has numbers as all that is shown to a model.
+
+FILE_MARK = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|([\w./\\~-]*[\w/]))')
+
+
+def attached_hits(text, source, title, question):
+    """Return the Hits of a text that was given with a question.
+
+    A long one gives the passages that fit the question, or its beginning.
+    """
+    document = Parsed(title, "text", text, ())
+    whole, _ = lines_of(source, document)
+    if whole.end == len(text):
+        return [whole]
+    aside = Knowledge(None)
+    aside.add_text(text, source, title, "text")
+    return aside.search(question, INPUT_HITS) or [whole]
+
+
+def files_named(question, root, cwd, console):
+    """Return a Hit for each @path of a question; what is not read is said."""
+    hits = []
+    for match in FILE_MARK.finditer(question):
+        path = match[1] or match[2]
+        try:
+            source, parsed = parsed_below(root, os.path.join(cwd, path))
+        except (SourceError, DeniedError) as error:
+            console.note(("warn", f"@{one_line(path, NAMED_CHARS_MAX)}: {error}"))
+        else:
+            hits.append(lines_of(source, parsed)[0])
+    return hits
+
+
+def given_with(question, knowledge, options, console):
+    """Return the Hits of what stands beside a question: @paths, standard input."""
+    hits = files_named(question, knowledge.root, options.cwd, console)
+    if "-" not in options.add and options.piped:
+        text = piped_text(console, INPUT_BYTES_MAX)
+        if text.strip():
+            hits += attached_hits(text, "-", "standard input", question)
+    return hits
+
+
+def piped_text(console, limit):
+    """Return what was piped in, at most limit bytes of it, as text."""
+    return decode(console.binary_in.read(limit))[0]
+
+
+# =============================================================================
+# 70. Setup -- the agent of a run, made of what the user set up
+#    Uses: Choices, Folders, Memory, Conversation, Model, Calls, Agent, Intake, Gate
+# =============================================================================
+
+# One object holds what the questions of a run share.  Everything that may change under
+# it, the knowledge base and the rules, is read anew for each question.
+
+
+class Setup:
+    """What the questions of one run share: settings, the model, a conversation.
+
+    options       as parse gives them
+    console       Console
+    conversation  Conversation, or None for a new one
+    """
+
+    def __init__(self, options, console, conversation=None):
+        self.options, self.console = options, console
+        config = load_config(options.environ)
+        self.settings = read_settings(options.environ, config, options.max_steps)
+        self.sessions = os.path.join(open_knowledge(options, console).home, "sessions")
+        self.conversation = conversation or new_conversation(self.sessions, time.time())
+        self.unused = ""            # why a model that is set up is not asked
+        self.hold = not console.out_ansi or options.json
+        self._model, self._pages = None, {}
+
+    def agent(self):
+        """Return the Agent over the knowledge base as it is now."""
+        options, conversation = self.options, self.conversation
+        knowledge = open_knowledge(options, self.console)
+        consent = open_consent(options, self.console, knowledge)
+        gate, memory = Gate(consent, knowledge), self.memory(knowledge.home)
+        box = open_box(knowledge, memory, conversation, gate, self._pages,
+                       time.monotonic)
+        return Agent(self.settings, knowledge, memory, self.model(consent),
+                     Calls(gate, box), conversation, self.hold)
+
+    def memory(self, home):
+        """Return the Memory of a knowledge base; its notices are said."""
+        memory = Memory(home)
+        for notice in memory.notices:
+            self.console.note(("warn", notice))
+        return memory
+
+    def model(self, consent):
+        """Return the Model, or None; a bare key is asked about once a project."""
+        if not self._model and not self.options.no_model:
+            self._model, self.unused = open_model(self.settings, consent)
+        return self._model
+
+    def choose(self, name):
+        """Ask another model of the same endpoint from now on."""
+        self.settings = self.settings._replace(model=name)
+        self._model = None
+
+
+def open_model(settings, consent):
+    """Return (Model or None, why one that is set up is not used)."""
+    if settings.base_url:
+        return Model(settings), ""
+    reason = key_refusal(consent) if settings.api_key else ""
+    return (Model(settings) if settings.api_key and not reason else None), reason
+
+
+# =============================================================================
+# 71. Telling -- an answer as it comes, and the sources behind it
+#    Uses: Settings, Prose, Answers, Stream, Deltas, Model, Calls, Agent, Gate
+# =============================================================================
+
+# The events of an agent become what a person sees.  On a terminal text appears as it
+# comes, is taken back when it turns out to lead to a tool, and what goes on beside it
+# is dim; anywhere else only what is certain is printed.
+
+
+class Telling:
+    """Shows the events of one question.
+
+    console   Console
+    question  str, whose language the labels have
+    live      bool, text is shown as it comes
+    as_json   bool, nothing but an error is shown; the caller prints the rest
+    """
+
+    def __init__(self, console, question, live, as_json=False):
+        self.console, self.question = console, question
+        self.live, self.as_json = live, as_json
+        self.steps, self.warnings, self.done = [], [], None
+        self._text = ""     # streamed since the last step
+        self._line = ""     # streamed since anything else was printed
+        self._shown_by = {
+            Retrieval: self._retrieval, TextDelta: self._delta, Reset: self._reset,
+            ReasoningDelta: self._thought, CallDelta: self._call, Step: self._step,
+            Notice: self._notice, Done: self._end,
+        }
+
+    def show(self, event):
+        """Show one event."""
+        self._shown_by[type(event)](event)
+
+    def _retrieval(self, found):
+        if found.query != self.question:
+            self._aside(f"searched for: {one_line(found.query, QUERY_CHARS_MAX)}")
+        for fact in found.facts:
+            self._aside(f"remembered {fact.created_at[:10]}: {one_line(fact.text)}")
+        self._status("asking the model ...")
+
+    def _delta(self, delta):
+        text = delta.text if self._text else delta.text.lstrip()
+        if self.live and text:
+            self._text += text
+            self._line += text
+            self.console.stream(text)
+
+    def _thought(self, _):
+        if not self._line:
+            self._status("thinking ...")
+
+    def _call(self, call):
+        if not self._line:
+            self._status(f"{call.name} ...")
+
+    def _reset(self, _):
+        if self._line and not self.console.take_back(self._line):
+            self.end_line()
+            self._aside("(that was not the answer yet)")
+        self._text = self._line = ""
+
+    def _step(self, step):
+        self.steps.append(step)
+        call = one_line(call_line(step.tool, step.arguments), STEP_CHARS_MAX)
+        came = f"{len(step.result):,} characters"
+        if not step.ok:
+            came = one_line(step.result.partition("\n")[0], STEP_CHARS_MAX)
+        self._aside(f"- {call}: {came}, {step.seconds:.1f} s")
+        self._status("asking the model ...")
+
+    def _notice(self, notice):
+        if notice.passing:
+            self._status(notice.text)
+        else:
+            self.warnings.append(notice.text)
+            self._warn(notice.text)
+
+    def _end(self, done):
+        self.done = done
+        self.end_line()
+        if done.error:
+            self.warnings.append(str(done.error))
+            self.console.note(("warn", f"lightrag: {done.error}"))
+        if self.as_json:
+            return
+        if done.mode == "extract" and not done.refused:
+            self.console.say(("dim", label("notice", self.question)))
+            self.console.say()
+        if done.mode == "extract" or self._text.strip() != done.answer.strip():
+            self.console.say(done.answer.strip())
+        show_sources(done.citations, self.question, self.console)
+        if done.usage:
+            read, written = done.usage
+            self._aside(f"{read:,} tokens read, {written:,} written")
+
+    def end_line(self):
+        """End the line on which text was streamed, before anything else is said."""
+        if self._line and not self._line.endswith("\n"):
+            self.console.stream("\n")
+        self._line = ""
+
+    def _status(self, text):
+        if self.live:
+            self.console.status(text)
+
+    def _warn(self, text):
+        if not self.as_json:
+            self.end_line()
+            self.console.note(("warn", text))
+
+    def _aside(self, text):
+        """Say what only somebody who watches wants to know."""
+        if self.console.err_ansi and not self.as_json:
+            self.end_line()
+            self.console.note(("dim", text))
+
+
+def show_sources(citations, question, console):
+    """Show the sources of an answer, those it cites alone."""
+    if citations:
+        console.say()
+        console.say(("dim", label("sources", question)))
+    for citation in citations:
+        console.say(source_line(citation, question))
+
+
+# =============================================================================
+# 72. Asking -- one question: its answer, and what --json says of it
+#    Uses: Settings, Errors, Context, Intake, Listing, Attachments, Setup, Telling
+# =============================================================================
+
+# With a model the agent answers, without one the documents do, word for word; what
+# fails in the first still ends in the second, with a sentence that says why.
+
+
 def ask_command(options, console):
     """Answer a question with citations, or refuse."""
-    knowledge = open_knowledge(options, console)
-    warnings = []
-    if options.add:
-        report = add_sources(options.add, knowledge, options, console)
-        warnings = [f"{s}: {reason}" for s, reason in report.failed + report.warnings]
-        console.note(count_outcomes(report))
-        for warning in warnings:
-            console.note(("warn", warning))
-    question = " ".join(options.words)
-    answer = answer_by_extract(question, knowledge, options)
+    warnings = add_first(options, console) if options.add else []
+    setup, question = Setup(options, console), " ".join(options.words)
+    agent = setup.agent()
+    attached = given_with(question, agent.knowledge, options, console)
+    if setup.unused:
+        console.note(("warn", setup.unused))
+        warnings.append(setup.unused)
+    telling = Telling(console, question, not setup.hold, options.json)
+    done = answer_with(agent, telling, options, attached)
     if options.json:
-        console.emit(answer_json(question, answer, warnings))
-    else:
-        show_answer(question, answer, console)
-    if not knowledge.sources:
+        console.emit(answer_json(telling, warnings))
+    if not agent.knowledge.sources:
         console.note(EMPTY)
-    return NotFoundError.exit_code if answer.refused else 0
+    return exit_code_of(done)
 
 
-def answer_by_extract(question, knowledge, options):
-    """Answer with sentences of the documents themselves; -> Answer."""
-    sources = scopes_of(options.source, knowledge, options.cwd)
-    hits = knowledge.search(question, options.k, sources)
-    return extract(question, hits, knowledge.idf)
+def add_first(options, console):
+    """Add what --add names; -> list of warnings, which are said."""
+    knowledge = open_knowledge(options, console)
+    report = add_sources(options.add, knowledge, options, console)
+    warnings = [f"{s}: {reason}" for s, reason in report.failed + report.warnings]
+    console.note(count_outcomes(report))
+    for warning in warnings:
+        console.note(("warn", warning))
+    return warnings
 
 
-def answer_json(question, answer, warnings):
-    """Return an extract as the contract gives it."""
+def answer_with(agent, telling, options, attached=()):
+    """Show the answer to one question as it comes; -> Done."""
+    scopes = scopes_of(options.source, agent.knowledge, options.cwd)
+    asked = agent.ask(telling.question, options.k, tuple(scopes), attached)
+    try:
+        with contextlib.closing(asked):
+            for event in asked:
+                telling.show(event)
+    finally:
+        telling.end_line()
+    return telling.done
+
+
+def answer_json(telling, warnings):
+    """Return an answer as the contract gives it."""
+    done = telling.done
     citations = [
         {"n": cited.n, "supported": cited.supported, **cited.hit._asdict()}
-        for cited in answer.citations
+        for cited in done.citations
+    ]
+    steps = [
+        {**step._asdict(), "seconds": round(step.seconds, 3),
+         "result": clip(step.result, STEP_RESULT_CHARS_MAX, "as the model got it")}
+        for step in telling.steps
     ]
     return {
-        "question": question, "answer": answer.text, "refused": answer.refused,
-        "mode": "extract", "citations": citations, "steps": [], "usage": None,
-        "warnings": warnings,
+        "question": telling.question, "answer": done.answer, "refused": done.refused,
+        "mode": done.mode, "citations": citations, "steps": steps,
+        "usage": done.usage and done.usage._asdict(),
+        "warnings": [*warnings, *telling.warnings],
     }
+
+
+def exit_code_of(done):
+    """Return the exit code of an answer."""
+    if done.error:
+        return done.error.exit_code
+    return NotFoundError.exit_code if done.refused else 0
 
 
 def bare_call(console):
@@ -13671,63 +14293,306 @@ def bare_call(console):
     """
     if console.stdin.isatty():
         return ["chat"]
-    question = decode(console.binary_in.read(QUESTION_BYTES_MAX))[0].strip()
+    question = piped_text(console, QUESTION_BYTES_MAX).strip()
     if not question:
         raise UsageError("no command and no question; --help lists the commands")
     return ["ask", "--", question]
 
 
-def show_answer(question, answer, console):
-    """Show an answer, then the sources it cites."""
-    if not answer.refused:
-        console.say(("dim", label("notice", question)))
-        console.say()
-    console.say(answer.text)
-    if answer.citations:
-        console.say()
-        console.say(("dim", label("sources", question)))
-    for citation in answer.citations:
-        console.say(source_line(citation, question))
+# =============================================================================
+# 73. Facts -- the memory command, and what a conversation leaves behind
+#    Uses: Settings, Errors, Prose, Memory, Consent, Arguments, Intake
+# =============================================================================
+
+# What the user types is kept at once; what a model proposes is shown and asked for,
+# fact by fact.
+
+
+def memory_command(options, console):
+    """List, search, add to or take from the long-term memory."""
+    action, *words = options.words or ["list"]
+    if action not in MEMORY_ACTIONS:
+        raise UsageError(unknown("memory action", action, MEMORY_ACTIONS))
+    memory = Memory(open_knowledge(options, console).home)
+    for notice in memory.notices:
+        console.note(("warn", notice))
+    text = " ".join(words)
+    if not text and action in ("add", "search", "remove"):
+        raise UsageError(f"memory {action} wants {MEMORY_ACTIONS[action][1]}")
+    facts = MEMORY_ACTIONS[action][0](memory, text, options)
+    if options.json:
+        console.emit({"facts": [fact._asdict() for fact in facts]})
+    else:
+        for fact in facts:
+            show_fact(fact, console)
+        if not facts:
+            console.note("Nothing found." if text else "Nothing is remembered.")
+    return NotFoundError.exit_code if action == "search" and not facts else 0
+
+
+MEMORY_ACTIONS = {      # action: ((memory, text, options) -> facts, what it wants)
+    "list": (lambda memory, text, options: memory.facts, ""),
+    "search": (lambda memory, text, options: memory.search(text), "QUERY"),
+    "add": (lambda memory, text, options: [memory.add(text, options.type)], "TEXT"),
+    "remove": (lambda memory, text, options: [memory.remove(text)], "ID"),
+    "undo": (lambda memory, text, options: memory.undo() and memory.facts, ""),
+}
+
+
+REMEMBERING = {
+    "memory": Command(
+        memory_command, "[list|add|search|remove|undo] [WORDS...]",
+        "what is remembered beyond a conversation",
+        (Option(("--type",), "TYPE", "of what is added", "fact", choices=FACT_TYPES),),
+        "memory add --type preference 'answers in Chinese'",
+    ),
+}
+
+
+def show_fact(fact, console):
+    """Show one fact: its id, date and type, then its text."""
+    console.say(("name", f"{fact.id:<4}"), ("dim", f" {fact.created_at[:10]} "),
+                f"{fact.type}: {one_line(fact.text)}")
+
+
+def keep_facts(setup, _=""):
+    """Let the model propose facts of a conversation, and keep what the user wants.
+
+    Raises  as Requests.propose_facts does
+    """
+    agent, console = setup.agent(), setup.console
+    if not agent.model or not agent.conversation.messages:
+        console.note("There is no conversation with a model to remember.")
+        return
+    console.status("asking the model what to remember ...")
+    source = f"conversation {agent.conversation.name}"
+    facts = [(kind, text) for kind, text in agent.requests.propose_facts()
+             if not any(is_near_duplicate(text, known.text)
+                        for known in agent.memory.facts)]
+    for kind, text in facts:
+        answer = console.ask(f"Remember {kind}: {one_line(text)} [y/N]")
+        if MEANINGS.get(answer) == "once":
+            fact = agent.memory.add(text, kind, source)
+            console.note(("dim", f"kept as {fact.id}"))
+    if not facts:
+        console.note("There is nothing new to remember.")
+
+
+# =============================================================================
+# 74. Sessions -- saved conversations: go on, begin anew, sum up, export
+#    Uses: Settings, Errors, Prose, Answers, Context, Files, Conversation
+# =============================================================================
+
+# Each is a function of the Setup and the text behind a command of the prompt.
+
+
+def resume(setup, name):
+    """Go on with a saved conversation, the newest for ""."""
+    found = setup.conversation = load_conversation(setup.sessions, name)
+    count = len(turns_of(found.messages))
+    asked = f"{count} question{'s' * (count != 1)}"
+    setup.console.note(("dim", f"going on with {found.name}: {found.title} ({asked})"))
+
+
+def save_session(setup):
+    """Save the conversation; a folder that cannot be written costs only that."""
+    try:
+        save_conversation(setup.sessions, setup.conversation)
+    except (StorageError, OSError) as error:
+        setup.console.note(("warn", f"the conversation is not saved: {error}"))
+
+
+def begin_anew(setup, _):
+    """Begin a new conversation; numbers of sources stay taken."""
+    save_session(setup)
+    fresh = new_conversation(setup.sessions, time.time())
+    fresh.register, setup.conversation = setup.conversation.register, fresh
+    setup.console.note("A new conversation; the one before is kept (/sessions).")
+
+
+def show_sessions(setup, _):
+    """Show the saved conversations, the newest last."""
+    names = conversation_names(setup.sessions)
+    for name in names[-SESSIONS_SHOWN:]:
+        try:
+            title = load_conversation(setup.sessions, name).title
+        except LightragError as error:
+            title = str(error)
+        setup.console.say(("name", f"{name:<20}"), f" {title}")
+    if not names:
+        setup.console.note("No conversation is saved yet.")
+
+
+def compress_now(setup, _):
+    """Put a summary in the place of the older turns now."""
+    agent = setup.agent()
+    told = list(agent.requests.compress(force=True)) if agent.model else []
+    for notice in told:
+        setup.console.note(notice.text)
+    if not told:
+        setup.console.note("There is nothing to compress yet.")
+    save_session(setup)
+
+
+def export(setup, name):
+    """Write the conversation as Markdown, into a file that is not there yet."""
+    name = name or f"lightrag-{setup.conversation.name}.md"
+    path = os.path.join(setup.options.cwd, name)
+    if os.path.lexists(path):
+        raise UsageError(f"{name} is there already; name another file")
+    write_atomic(path, [as_markdown(setup.conversation).encode("utf-8")])
+    setup.console.say(f"written to {one_line(name)}")
+
+
+def as_markdown(conversation):
+    """Return a conversation as a Markdown text: what was said, and the sources."""
+    blocks = [f"# {conversation.title}"]
+    if conversation.summary:
+        blocks.append(f"(Earlier, in short: {conversation.summary})")
+    for message in conversation.messages:
+        if message["role"] == "user":
+            blocks.append(f"## {printable(message['content'])}")
+        elif message["role"] == "assistant":
+            calls = [f"- `{call['function']['name']} {call['function']['arguments']}`"
+                     for call in message.get("tool_calls", ())]
+            blocks += [*filter(None, [printable(message["content"]).strip()])]
+            blocks += ["\n".join(calls)] if calls else []
+    said = "\n".join(m["content"] for m in conversation.messages
+                     if m["role"] == "assistant")
+    citations, _ = conversation.register.cited(said)
+    lines = [f"- {source_line(cited, said)}" for cited in citations]
+    if lines:
+        blocks.append("\n".join([f"## {label('sources', said)}", "", *lines]))
+    return whole_characters("\n\n".join(blocks) + "\n")
+
+
+# =============================================================================
+# 75. Panels -- what the prompt shows of models, tools, rules and sources
+#    Uses: Settings, Errors, Prose, Answers, Addresses, Tools, Intake, Listing
+# =============================================================================
+
+# As in Sessions: functions of the Setup and the text behind a command.
+
+NO_MODEL = ("No model is set: OPENAI_BASE_URL names an endpoint, OPENAI_API_KEY and "
+            "OPENAI_MODEL what it wants.")
+
+
+def show_model(setup, name):
+    """Show the endpoint's models, or ask another one from now on."""
+    if name:
+        setup.choose(name)
+    model, console = setup.agent().model, setup.console
+    if not model:
+        console.note(setup.unused or NO_MODEL)
+        return
+    current = model.default_name()
+    known = [info.name for info in model.models()]
+    if current not in known:
+        console.note(("warn", f"{shown_url(model.base_url)} lists no {current}"))
+    for listed in dict.fromkeys([*known, current]):
+        mark = "*" if listed == current else " "
+        console.say(f"{mark} ", ("name", one_line(listed)))
+
+
+def show_tools(setup, _):
+    """Show what the agent can do, and what of it asks first."""
+    for tool in TOOLS.values():
+        asks = "" if tool.verdict == "allow" else "asks"
+        setup.console.say(("name", f"{tool.name:<16}"), ("dim", f"{asks:<6}"),
+                          tool.description)
+
+
+def show_permissions(setup, text):
+    """Show the rules that hold, or take one back: revoke N."""
+    options, console, words = setup.options, setup.console, text.split()
+    consent = open_consent(options, console, open_knowledge(options, console))
+    rules = consent.listed()
+    if words:
+        if len(words) != 2 or words[0] != "revoke" or not words[1].isdecimal():
+            raise UsageError("write /permissions, or /permissions revoke NUMBER")
+        if not 0 < int(words[1]) <= len(rules):
+            raise NotFoundError(f"there is no rule {int(words[1])}")
+        consent.revoke(*rules[int(words[1]) - 1])
+        rules = consent.listed()
+    for number, (where, rule) in enumerate(rules, 1):
+        console.say(f"{number}  {rule.verdict:<5} ", ("name", one_line(str(rule))),
+                    ("dim", f"  {where}"))
+    if not rules:
+        console.note("No rules: what may change or leave something is asked.")
+
+
+def show_overview(setup, _):
+    """Show what there is: the documents and their state."""
+    knowledge = open_knowledge(setup.options, setup.console)
+    show_rows(knowledge.documents.values(), setup.console)
+    show_status(status_json(knowledge), setup.console)
+
+
+def names_like(setup, word):
+    """Return the sources that begin with a word, for completion."""
+    knowledge = open_knowledge(setup.options, setup.console)
+    return [source for source in knowledge.sources if source.startswith(word)]
+
+
+def open_source(setup, text):
+    """Show the source of a number, whole."""
+    sources = setup.conversation.register.sources
+    if not text.isdecimal() or not 0 < int(text) <= len(sources):
+        raise NotFoundError(f"there is no source {one_line(text, NAMED_CHARS_MAX)}; "
+                            f"{len(sources)} have a number")
+    source = sources[int(text) - 1]
+    line = source_line(Citation(source.n, True, source.hit), source.hit.text)
+    setup.console.say(("bold", line))
+    setup.console.say(source.hit.text)
+
+
+# =============================================================================
+# 76. Talk -- one conversation at the prompt
+#    Uses: Answers, Listing, Attachments, Setup, Telling, Asking, Sessions, Panels
+# =============================================================================
+
+# A question and what became of it.  The conversation is saved after each answer, whole
+# or interrupted.
 
 
 class Talk:
-    """What the questions of one prompt share: the options and the last answer."""
+    """One conversation at the prompt."""
 
     def __init__(self, options, console):
         self.options, self.console = options, console
-        self._question, self._answer = "", None
+        self.setup, self._done, self._question = Setup(options, console), None, ""
+        name = "" if getattr(options, "continue") else options.resume
+        if name is not None:
+            resume(self.setup, name)
 
     def answer(self, question):
-        """Answer one question and show it."""
-        knowledge = open_knowledge(self.options, self.console)
-        self._answer = answer_by_extract(question, knowledge, self.options)
-        self._question = question
-        show_answer(question, self._answer, self.console)
-        if not knowledge.sources:
+        """Answer one question, show it, and save the conversation."""
+        agent, self._question = self.setup.agent(), question
+        if self.setup.unused:
+            self.console.note(("warn", self.setup.unused))
+        root, cwd = agent.knowledge.root, self.options.cwd
+        attached = files_named(question, root, cwd, self.console)
+        telling = Telling(self.console, question, not self.setup.hold)
+        try:
+            self._done = answer_with(agent, telling, self.options, attached)
+        finally:
+            save_session(self.setup)
+        if not agent.knowledge.sources:
             self.console.note(EMPTY)
 
-    def show_overview(self, _):
-        """Show what there is: the documents and their state."""
-        knowledge = open_knowledge(self.options, self.console)
-        show_rows(knowledge.documents.values(), self.console)
-        show_status(status_json(knowledge), self.console)
-
-    def show_sources(self, _):
-        """Show the sources of the last answer again."""
-        cited = self._answer.citations if self._answer else ()
+    def show_sources(self, text):
+        """Show the sources of the last answer again, or one by its number, whole."""
+        if text:
+            open_source(self.setup, text)
+            return
+        cited = self._done.citations if self._done else ()
         for citation in cited:
             self.console.say(source_line(citation, self._question))
         if not cited:
             self.console.note("No answer with sources yet.")
 
-    def names(self, word):
-        """Return the sources that begin with a word, for completion."""
-        knowledge = open_knowledge(self.options, self.console)
-        return [source for source in knowledge.sources if source.startswith(word)]
-
-
 # =============================================================================
-# 67. Grading -- the command that evaluates
+# 77. Grading -- the command that evaluates
 #    Uses: Errors, Prose, Golden, Plots, Files, Evaluation, Intake
 # =============================================================================
 
@@ -13813,7 +14678,7 @@ def show_evaluation(result, console):
 
 
 # =============================================================================
-# 68. Prompt -- the interactive prompt
+# 78. Prompt -- the interactive prompt
 #    Uses: Settings, Errors, Prose, Decoding, Folders, Console, Arguments
 # =============================================================================
 
@@ -14033,7 +14898,109 @@ def mend(line, encoding):
 
 
 # =============================================================================
-# 69. Admission -- who may ask a server, and how often [pure]
+# 79. Chat -- the prompt with its commands
+#    Uses: Errors, Console, Arguments, Options, Facts, Sessions, Panels, Talk, Prompt
+# =============================================================================
+
+# One table says what a slash means: a command of the shell, with the same words, or a
+# function of the conversation.  Nothing that goes wrong in one ends the prompt.
+
+SETUP_COMMANDS = {      # functions of the Setup: (function, arguments, summary)
+    "/model": (show_model, "[NAME]", "the models, or ask another one"),
+    "/tools": (show_tools, "", "what the agent can do"),
+    "/permissions": (show_permissions, "[revoke N]", "the rules that hold"),
+    "/remember": (keep_facts, "", "facts of this conversation, each asked for"),
+    "/compress": (compress_now, "", "sum up the older turns"),
+    "/clear": (begin_anew, "", "begin a new conversation"),
+    "/sessions": (show_sessions, "", "the saved conversations"),
+    "/export": (export, "[FILE]", "write the conversation as Markdown"),
+}
+
+
+def chat_command(options, console):
+    """Talk at the prompt until the user leaves."""
+    talk = Talk(options, console)
+    names = partial(names_like, talk.setup)
+    kept = ("cwd", "environ", "home", "debug", "session_rules", "piped", "run", "yes",
+            "allow", "deny")
+    handed = {name: getattr(options, name) for name in kept}
+
+    def _kept_going(function):
+        return lambda text: guard(lambda: function(text), console, options.debug)
+
+    def _run(*words):
+        return options.run(words, console, handed)
+
+    def _on_setup(run):
+        return _kept_going(lambda behind: run(talk.setup, behind))
+
+    def _words(*words):
+        return lambda behind: _run(*words, *split_words(behind))
+
+    def _text(*words):
+        return lambda behind: _run(*words, "--", *filter(None, [behind]))
+
+    table = {
+        "/rag": Slash(_on_setup(show_overview), "", "what there is"),
+        "/rag add": Slash(_words("add"), "SOURCE...", "add files, folders, addresses",
+                          paths_like),
+        "/rag remove": Slash(_words("remove"), "SOURCE...", "drop sources", names),
+        "/rag sync": Slash(_words("sync"), "[SOURCE...]", "read changed sources again",
+                           names),
+        "/rag show": Slash(_words("show"), "SOURCE", "a document, lines numbered",
+                           names),
+        "/search": Slash(_text("search"), "QUERY", "passages, without an answer"),
+        "/sources": Slash(_kept_going(talk.show_sources), "[N]",
+                          "the sources of the last answer, or one, whole"),
+        **{name: Slash(_on_setup(run), arguments, summary)
+           for name, (run, arguments, summary) in SETUP_COMMANDS.items()},
+        "/memory": Slash(_words("memory"), "[list|add|search|remove|undo]",
+                         "what is remembered"),
+        "/help": Slash(lambda behind: prompt.help(), "", "this help"),
+        "/quit": Slash(None, "", "leave"),
+    }
+    history = history_path(options.environ)
+    prompt = Prompt(console, table, _kept_going(talk.answer), history)
+    if console.can_ask:
+        console.note(("dim", f"lightrag {__version__}: a question, or /help"))
+    code = prompt.loop()
+    if talk.setup.settings.remember and talk.setup.conversation.messages:
+        _on_setup(keep_facts)("")
+    return code
+
+
+def split_words(text):
+    """Split what stands behind a slash command into words, as a shell would.
+
+    Raises  UsageError when a quote is not closed
+    """
+    import shlex
+    try:
+        return shlex.split(text, posix=os.name != "nt")
+    except ValueError as error:
+        raise UsageError(f"{error}: {text}") from None
+
+
+def paths_like(word):
+    """Return the paths that begin with a word, for completion."""
+    import glob
+    found = glob.glob(glob.escape(word) + "*")
+    return [path + "/" if os.path.isdir(path) else path for path in found]
+
+
+TALKING = {
+    "chat": Command(
+        chat_command, "", "the interactive prompt",
+        (NUMBER, WITHIN, YES, *RULES, *ANSWERING,
+         Option(("-c", "--continue"), "", "go on with the last conversation", False),
+         Option(("-r", "--resume"), "ID", "go on with one of /sessions")),
+    ),
+    **REMEMBERING,
+}
+
+
+# =============================================================================
+# 80. Admission -- who may ask a server, and how often [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -14214,7 +15181,7 @@ def spent_on(record, day):
 
 
 # =============================================================================
-# 70. Wire -- the agent's events as the page knows them [pure]
+# 81. Wire -- the agent's events as the page knows them [pure]
 #    Uses: Settings, Prose, Stream, Context, Model, Calls, Agent
 # =============================================================================
 
@@ -14295,7 +15262,7 @@ def shown_history(conversation):
 
 
 # =============================================================================
-# 71. Completions -- the OpenAI format, as a server speaks it [pure]
+# 82. Completions -- the OpenAI format, as a server speaks it [pure]
 #    Uses: Answers, Protocol, Conversation, Wire
 # =============================================================================
 
@@ -14380,7 +15347,7 @@ def models_json():
 
 
 # =============================================================================
-# 72. Layout -- the page: what stands where, and how it looks [pure]
+# 83. Layout -- the page: what stands where, and how it looks [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -14602,7 +15569,7 @@ PAGE_HTML = """<!doctype html>
 
 
 # =============================================================================
-# 73. Script -- what the page does [pure]
+# 84. Script -- what the page does [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -14903,7 +15870,7 @@ const time = (seconds) => node("span", { className: "number" },
 
 
 # =============================================================================
-# 74. Manners -- how the page is used: asking, documents, permission, keys [pure]
+# 85. Manners -- how the page is used: asking, documents, permission, keys [pure]
 #    Uses: Layout, Script
 # =============================================================================
 
@@ -15110,42 +16077,24 @@ def page_html(nonce, token):
 
 
 # =============================================================================
-# 75. Opening -- settings to a model, and a conversation to its agent
-#    Uses: Settings, Prose, Protocol, Memory, Model, Lookup, Calls, Agent, Intake
+# 86. Opening -- settings to a model, and a conversation to its agent
+#    Uses: Choices, Protocol, Folders, Memory, Calls, Agent, Intake, Gate, Setup
 # =============================================================================
 
 # What a face needs to answer in one conversation: a box of tools over the knowledge
 # base as it is now, permissions asked through whoever stands in the console's place.
 
 
-def open_box(knowledge, conversation, consent, clock, progress=None):
+def open_shared_box(knowledge, conversation, consent, clock, progress=None):
     """Return a Toolbox that asks through a Consent."""
-    def _admit(plan):
-        return permit(plan, knowledge, consent, False)
-
-    memory = Memory(knowledge.home)
-    return Toolbox(knowledge, memory, conversation.register, conversation.working,
-                   conversation.nonce, _admit, consent.approve, {}, clock,
-                   progress=progress)
-
-
-def gate_of(consent):
-    """Return the gate of an agent's calls: what is to be asked is asked."""
-    def _gate(tool, arguments, tainted):
-        name = arguments.get(tool.subject, "")
-        if tool.verdict == "ask":
-            question = f"{tool.name}: {one_line(name)}"
-            return consent.refusal(tool.name, [(name,)], question, [name])
-        denied = consent.verdict(tool.name, [name]) == "deny"
-        return f"a rule denies {tool.name}({one_line(name)})" if denied else ""
-
-    return _gate
+    return open_box(knowledge, Memory(knowledge.home), conversation,
+                    Gate(consent, knowledge), {}, clock, progress)
 
 
 def answer_events(settings, model, box, consent, conversation, question, k):
     """Yield the events of one question; an extract is kept in the history, too."""
     agent = Agent(settings, box.knowledge, box.memory, model,
-                  Calls(gate_of(consent), box), conversation)
+                  Calls(Gate(consent, box.knowledge), box), conversation)
     messages = conversation.messages
     before = len(messages)
     with contextlib.closing(agent.ask(question, k)) as events:
@@ -15156,17 +16105,19 @@ def answer_events(settings, model, box, consent, conversation, question, k):
             yield event
 
 
-def open_model(environ):
-    """Read the environment: -> (Settings, Model or None)."""
-    url = environ.get("OPENAI_BASE_URL") or environ.get("OPENAI_API_BASE") or ""
-    settings = Settings(url, environ.get("OPENAI_API_KEY", ""),
-                        environ.get("OPENAI_MODEL", ""))
-    return settings, Model(settings) if url else None
+def open_shared_model(options, console):
+    """Return (Settings, Model or None) of a command that serves others."""
+    settings = read_settings(options.environ, load_config(options.environ))
+    consent = open_consent(options, console, open_knowledge(options, console))
+    model, reason = open_model(settings, consent)
+    if reason:
+        console.note(("warn", reason))
+    return settings, model
 
 
 # =============================================================================
-# 76. Service -- the agent and the knowledge base for faces that serve several
-#    Uses: Settings, Errors, Ingest, Conversation, Consent, Intake, Asking, Opening
+# 87. Service -- the agent and the knowledge base for faces that serve several
+#    Uses: Settings, Errors, Ingest, Conversation, Consent, Intake, Listing, Opening
 # =============================================================================
 
 # What the web page and the MCP server share: everything is opened anew for a question,
@@ -15323,7 +16274,7 @@ class Service:
         """
         knowledge = self.knowledge()
         consent = open_consent(self.options, asker, knowledge)
-        box = open_box(knowledge, conversation, consent, self.time.now)
+        box = open_shared_box(knowledge, conversation, consent, self.time.now)
         with self.time.watching(left):
             yield from answer_events(self.settings, self.model, box, consent,
                                      conversation, question, k)
@@ -15359,11 +16310,11 @@ class Service:
 
 def open_service(options, console):
     """Return the Service of a command line."""
-    return Service(options, console, *open_model(options.environ))
+    return Service(options, console, *open_shared_model(options, console))
 
 
 # =============================================================================
-# 77. Web -- the page, its endpoints, and an endpoint for chat clients
+# 88. Web -- the page, its endpoints, and an endpoint for chat clients
 #    Uses: Settings, Errors, Prose, Files, Admission, Wire, Service
 # =============================================================================
 
@@ -15571,7 +16522,7 @@ class PageAsker(Nobody):
 
 
 # =============================================================================
-# 78. Endpoints -- one request: through the gates, to its answer
+# 89. Endpoints -- one request: through the gates, to its answer
 #    Uses: Settings, Errors, Intake, Admission, Wire, Completions, Manners, Service, Web
 # =============================================================================
 
@@ -15867,7 +16818,7 @@ ENDPOINTS = {
 
 
 # =============================================================================
-# 79. Serving -- connections, and the command that serves
+# 90. Serving -- connections, and the command that serves
 #    Uses: Settings, Errors, Files, Admission, Service, Web, Endpoints
 # =============================================================================
 
@@ -16023,7 +16974,7 @@ def web_limits(environ):
 
 
 # =============================================================================
-# 80. Rpc -- JSON-RPC 2.0, a message a line [pure]
+# 91. Rpc -- JSON-RPC 2.0, a message a line [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -16078,7 +17029,7 @@ def rpc_failure(name, error):
 
 
 # =============================================================================
-# 81. Mcp -- the same tools for other agents, over standard input and output
+# 92. Mcp -- the same tools for other agents, over standard input and output
 #    Uses: Settings, Errors, Context, Lookup, Tools, Intake, Wire, Opening, Service, Rpc
 # =============================================================================
 
@@ -16224,7 +17175,8 @@ class Mcp:
         arguments = checked_arguments(tool, arguments)
         knowledge = self.service.knowledge()
         consent = self._consent(knowledge)
-        box = open_box(knowledge, self.shown, consent, self.service.time.now, progress)
+        box = open_shared_box(knowledge, self.shown, consent, self.service.time.now,
+                              progress)
         verdict = consent.verdict(tool.name, [arguments.get(tool.subject, "")])
         if verdict == "deny" or tool.verdict == "ask" and verdict != "allow":
             raise DeniedError(f"start the server with --allow {tool.name}")
@@ -16303,7 +17255,7 @@ def mcp_command(options, console):
 
 
 # =============================================================================
-# 82. Faces -- the commands that serve others
+# 93. Faces -- the commands that serve others
 #    Uses: Settings, Arguments, Options, Serving, Mcp
 # =============================================================================
 
@@ -16325,52 +17277,12 @@ FACES = {
 
 
 # =============================================================================
-# 83. Command line -- the table of commands, and main
-#    Uses: Errors, Console, Arguments, Options, Intake, Asking, Grading, Prompt, Faces
+# 94. Command line -- the table of commands, and main
+#    Uses: Console, Arguments, Options, Intake, Listing, Asking, Grading, Chat, Faces
 # =============================================================================
 
 # The environment is read here and handed down; errors become sentences and exit codes
 # here, and nowhere else.
-
-
-def chat_command(options, console):
-    """Talk at the prompt until the user leaves."""
-    talk = Talk(options, console)
-    kept = ("cwd", "environ", "home", "debug", "session_rules", "yes", "allow", "deny")
-    handed = {name: getattr(options, name) for name in kept}
-
-    def _kept_going(function):
-        return lambda text: guard(lambda: function(text), console, options.debug)
-
-    def _run(*words):
-        return run_words(words, console, handed)
-
-    def _words(*words):
-        return lambda behind: _run(*words, *split_words(behind))
-
-    def _text(*words):
-        return lambda behind: _run(*words, "--", *filter(None, [behind]))
-
-    table = {
-        "/rag": Slash(_kept_going(talk.show_overview), "", "what there is"),
-        "/rag add": Slash(_words("add"), "SOURCE...", "add files, folders, addresses",
-                          paths_like),
-        "/rag remove": Slash(_words("remove"), "SOURCE...", "drop sources", talk.names),
-        "/rag sync": Slash(_words("sync"), "[SOURCE...]", "read changed sources again",
-                           talk.names),
-        "/rag show": Slash(_words("show"), "SOURCE", "a document, lines numbered",
-                           talk.names),
-        "/search": Slash(_text("search"), "QUERY", "passages, without an answer"),
-        "/sources": Slash(talk.show_sources, "", "the sources of the last answer"),
-        "/help": Slash(lambda behind: prompt.help(), "", "this help"),
-        "/quit": Slash(None, "", "leave"),
-    }
-    history = history_path(options.environ)
-    prompt = Prompt(console, table, _kept_going(talk.answer), history)
-    if console.can_ask:
-        console.note(("dim", f"lightrag {__version__}: a question, or /help"))
-    return prompt.loop()
-
 
 COMMANDS = {
     "add": Command(
@@ -16405,15 +17317,11 @@ COMMANDS = {
     "ask": Command(
         ask_command, "QUESTION...", "an answer with citations",
         (NUMBER, WITHIN, YES, *RULES,
-         ADDING,
-         Option(("--no-model",), "", "answer by extract", False),
-         Option(("--max-steps",), "N", "tool steps at most", 6, least=0)),
+         ADDING, *ANSWERING),
         "ask --add notes --yes 'What is the history limit?'",
     ),
     **FACES,
-    "chat": Command(
-        chat_command, "", "the interactive prompt", (NUMBER, WITHIN, YES, *RULES)
-    ),
+    **TALKING,
     "eval": Command(
         eval_command, "FILE...", "golden cases, or the folders of judged sets",
         (NUMBER, YES, *RULES, ADDING,
@@ -16448,46 +17356,6 @@ def run_words(words, console, given):
     return guard(_run, console, given["debug"], "--json" in words)
 
 
-def guard(call, console, debug, as_json=False):
-    """Return the exit code of call(); say in one sentence what goes wrong in it.
-
-    debug  bool, raise errors of this program instead, to see where they are
-    """
-    try:
-        return call()
-    except BrokenPipeError:     # nobody is left to say it to
-        raise
-    except Exception as error:
-        if debug and not isinstance(error, LightragError):
-            raise
-        return say_failure(known_error(error), console, as_json)
-
-
-def say_failure(error, console, as_json):
-    """Say an error; -> exit code.
-
-    subtle: no frame of its own traceback may hold an error, or all that those frames
-    hold (a mapped index) waits in a circle for the end of the process.
-    """
-    if as_json:
-        console.emit({"error": {"kind": error.kind, "message": str(error)}})
-    else:
-        console.note(("warn", f"lightrag: {error}"))
-    return error.exit_code
-
-
-def known_error(error):
-    """Return an error that can be shown for any error: no traceback reaches a user."""
-    if isinstance(error, LightragError):
-        return error
-    if isinstance(error, OSError):
-        return StorageError(str(error))
-    if isinstance(error, MemoryError):
-        return LimitError("there is not enough memory for this")
-    name = type(error).__name__
-    return LightragError(f"an error of lightrag: {name}: {error} (see LRAG_DEBUG=1)")
-
-
 def surroundings(environ):
     """Read from the environment what commands are handed: one dict of fields."""
     return {
@@ -16496,26 +17364,18 @@ def surroundings(environ):
         "home": environ.get("LRAG_HOME") or None,
         "debug": bool(environ.get("LRAG_DEBUG")),
         "session_rules": [],
+        "run": run_words,
+        "piped": is_piped(sys.stdin),
     }
 
 
-def split_words(text):
-    """Split what stands behind a slash command into words, as a shell would.
-
-    Raises  UsageError when a quote is not closed
-    """
-    import shlex
+def is_piped(stream):
+    """Tell whether somebody piped something into a stream: a pipe or a file."""
     try:
-        return shlex.split(text, posix=os.name != "nt")
-    except ValueError as error:
-        raise UsageError(f"{error}: {text}") from None
-
-
-def paths_like(word):
-    """Return the paths that begin with a word, for completion."""
-    import glob
-    found = glob.glob(glob.escape(word) + "*")
-    return [path + "/" if os.path.isdir(path) else path for path in found]
+        mode = os.fstat(stream.fileno()).st_mode
+    except (OSError, ValueError, AttributeError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
 def main(words=None):

@@ -4058,9 +4058,9 @@ class Test24Context(unittest.TestCase):
             ("服务器的名字叫什么？", False), ("哪里？", True),
         ]:
             with self.subTest(question):
-                found = lr.search_query(question, before)
+                found, _ = lr.search_query(question, before)
                 self.assertEqual("retry limit" in found, takes)
-                self.assertEqual(lr.search_query(question, ""), question)
+                self.assertEqual(lr.search_query(question, ""), (question, True))
 
     def history(self, turns):
         messages = []
@@ -4082,7 +4082,10 @@ class Test24Context(unittest.TestCase):
                 older = [m for turn in turns[:-1] for m in turn]
                 turn = turns[-1] if turns else [lr.text_message("user", "now")]
                 turn = lr.close_calls(turn, "closed")
-                request = lr.fit_request("system", older, turn, ["part " * 100], budget)
+                request, left_out = lr.fit_request("system", older, turn,
+                                                   ["part " * 100], budget)
+                asked = sum(m["role"] == "user" for m in request)
+                self.assertEqual(asked + left_out, max(1, len(turns)))
                 self.assertEqual(lr.history_problems(request), [])
                 self.assertEqual(request[0]["role"], "system")
                 self.assertIn(turn[0]["content"], request[-len(turn)]["content"])
@@ -8425,6 +8428,43 @@ class Test45Console(unittest.TestCase):
 
 
 # =============================================================================
+# 4. Choices
+# =============================================================================
+
+class Test04Choices(unittest.TestCase):
+    """Where settings come from, and what is wrong with them."""
+
+    def test_the_environment_beats_the_configuration(self):
+        read = lr.read_settings
+        self.assertEqual(read({}, {}), lr.Settings())
+        self.assertEqual(read({"OPENAI_API_BASE": "a"}, {}).base_url, "a")
+        both = {"OPENAI_BASE_URL": "a", "OPENAI_API_BASE": "b", "LRAG_MAX_STEPS": "3"}
+        found = read(both, {"model": "m", "base_url": "c", "max_steps": 9, "remember": True})
+        self.assertEqual((found.base_url, found.model, found.max_steps, found.remember),
+                         ("a", "m", 3, True))
+        self.assertEqual(read(both, {}, max_steps=0).max_steps, 0)
+        self.assertEqual(read({"OPENAI_MODEL": " "}, {"model": "m"}).model, "m")
+        self.assertFalse(read({"LRAG_STREAM": "off"}, {}).stream)
+
+    def test_a_key_of_the_configuration_stays_with_its_address(self):
+        config = {"base_url": "https://a.test/v1", "api_key": KEY}
+        self.assertEqual(lr.read_settings({}, config).api_key, KEY)
+        other = lr.read_settings({"OPENAI_BASE_URL": "https://b.test"}, config)
+        self.assertEqual(other.api_key, "")
+
+    def test_what_is_wrong_is_named(self):
+        for environ, config, named in (
+            ({"LRAG_MAX_STEPS": "six"}, {}, "LRAG_MAX_STEPS wants a number"),
+            ({"LRAG_BUDGET_TOKENS": "10"}, {}, "LRAG_BUDGET_TOKENS wants a number from 500"),
+            ({"LRAG_STREAM": "maybe"}, {}, "LRAG_STREAM wants 1 or 0"),
+            ({}, {"model": ["x"]}, "model in config.json wants a text"),
+            ({}, {"max_steps": None}, "max_steps in config.json"),
+        ):
+            with self.subTest(named), self.assertRaisesRegex(lr.ConfigError, named):
+                lr.read_settings(environ, config)
+
+
+# =============================================================================
 # 46. Consent
 # =============================================================================
 
@@ -8457,7 +8497,7 @@ class Test46Consent(unittest.TestCase):
                 self.assertEqual("--yes" in reason, not agreed)
                 shown = terminal.shown()
                 self.assertIn("Add 1 source: x", shown)
-                self.assertEqual(shown.count("[y/N/a/p]"), 1)
+                self.assertEqual(shown.count("[y/N/a/p/d]"), 1)
                 self.assertIn("rag_add(notes/*)", shown)
         self.assertFalse(os.path.exists(self.config))
 
@@ -8680,14 +8720,15 @@ class Project:
             stderr=subprocess.PIPE, cwd=self.root, env=self.variables(),
         )
 
-    def call(self, *words, stdin=b"", session=None, console=None):
+    def call(self, *words, stdin=b"", session=None, console=None, piped=False):
         """Run one command line in this process; -> (code, out, err)."""
         out = err = io.BytesIO()
         if console is None:
             console, out, err = console_over("utf-8", stdin=stdin)
         given = {
             "cwd": self.root, "environ": self.environ, "home": None, "debug": True,
-            "session_rules": [] if session is None else session,
+            "session_rules": [] if session is None else session, "piped": piped,
+            "run": lr.run_words,
         }
         code = lr.run_words(words, console, given)
         console.flush()
@@ -9027,10 +9068,10 @@ class Test48IntakeInTrouble(unittest.TestCase):
 
 
 # =============================================================================
-# 49. Asking
+# 63. Listing
 # =============================================================================
 
-class Test49Asking(unittest.TestCase):
+class Test63Listing(unittest.TestCase):
     """list, show, status, search and ask."""
 
     QUESTION = "历史压缩的触发阈值是多少？"
@@ -9481,7 +9522,7 @@ class Test50Prompt(unittest.TestCase):
         screen = Screen(project, TERM="xterm")
         screen.wait("> ")
         screen.type("/rag add notes\n")
-        shown = screen.wait("[y/N/a/p] ")
+        shown = screen.wait("[y/N/a/p/d] ")
         self.assertIn("2 sources", shown)
         screen.type("y\n")
         screen.wait("2 added")
@@ -9557,6 +9598,570 @@ class Test50Prompt(unittest.TestCase):
         os.remove(history)
         os.mkdir(history)
         self.leave_a_line(project, "/search bear")
+
+
+# =============================================================================
+# 64. Gate
+# =============================================================================
+
+class Test64Gate(unittest.TestCase):
+    """Which calls of a model may happen, and what is asked."""
+
+    def setUp(self):
+        self.project = Project(self)
+        self.project.call("add", "notes", "-y")
+
+    def gate(self, *typed, allow=(), deny=(), yes=False):
+        """A gate whose user types lines; without any there is no terminal."""
+        console = Asked(*typed)
+        knowledge = lr.Knowledge(os.path.join(self.project.root, ".lightrag"))
+        flags = {"allow": allow, "deny": deny}
+        consent = lr.Consent(console, self.project.environ, self.project.root, [], flags,
+                             yes)
+        self.shown = console.shown
+        return lr.Gate(consent, knowledge)
+
+    def ask(self, gate, name, tainted=False, **arguments):
+        return gate(lr.TOOLS[name], arguments, tainted)
+
+    def test_reading_is_allowed_and_the_rest_asks(self):
+        gate = self.gate()
+        for name in ("rag_search", "rag_read", "list_files", "search_files", "note",
+                     "memory_search", "recent_changes", "rag_add"):
+            with self.subTest(name):
+                self.assertEqual(self.ask(gate, name), "")
+        self.assertEqual(self.shown, [])
+        for name, arguments in (("fetch", {"url": "http://a.test/x"}),
+                                ("memory_write", {"text": "a"})):
+            with self.subTest(name):
+                self.assertIn("no terminal", self.ask(gate, name, **arguments))
+
+    def test_PRM_2_the_whole_call_is_shown_escaped(self):
+        gate = self.gate("n")
+        text = "a\x1b[2K\n\rb" + "x" * 900 + " and the end"
+        self.assertIn("did not say yes", self.ask(gate, "memory_write", text=text))
+        self.assertIn("a\\x1b[2K\\n\\rb", self.shown[0])
+        self.assertIn("and the end", self.shown[0])
+        self.assertNotIn("\x1b", self.shown[0])
+
+    def test_answers_last_as_long_as_they_say(self):
+        for typed, again in (("y", "asked"), ("a", ""), ("p", ""), ("d", "denies"), ("", "asked")):
+            with self.subTest(typed):
+                self.project = Project(self)
+                self.project.call("add", "notes", "-y")
+                gate = self.gate(typed, "n")
+                first = self.ask(gate, "fetch", url="http://a.test/x")
+                self.assertEqual(first == "", typed in ("y", "a", "p"))
+                second = self.ask(gate, "fetch", url="http://a.test/y")
+                if again == "asked":
+                    self.assertIn("did not say yes", second)
+                else:
+                    self.assertIn(again, second)
+                    self.assertEqual(len([s for s in self.shown if "model wants" in s]), 1)
+        other = self.gate(allow=["fetch(http://a.test/*)"])
+        self.assertIn("no terminal", self.ask(other, "fetch", url="http://a.test.evil/"))
+
+    def test_rules_are_held_against_what_a_call_means(self):
+        gate = self.gate(deny=["read_file(notes/*)", "fetch(http://a.test/*)"])
+        root = self.project.root
+        for path in ("notes/day5.md", "./notes/day5.md", "x/../notes/day5.md",
+                     os.path.join(root, "notes", "day5.md")):
+            with self.subTest(path):
+                self.assertIn("a rule denies", self.ask(gate, "read_file", path=path))
+        self.assertEqual(self.ask(gate, "read_file", path="port.txt"), "")
+        with self.assertRaises(lr.DeniedError):
+            self.ask(gate, "read_file", path="../x")
+
+    def test_SEC_4_memory_after_text_of_others_always_asks(self):
+        for options in ({}, {"allow": ["memory_write"]}, {"yes": True}):
+            with self.subTest(options):
+                refused = self.ask(self.gate(**options), "memory_write", True, text="a")
+                self.assertIn("no terminal", refused)
+                self.assertNotIn("use", refused)
+                gate = self.gate("y", **options)
+                self.assertEqual(self.ask(gate, "memory_write", True, text="a"), "")
+        gate = self.gate(yes=True)
+        self.assertEqual(self.ask(gate, "memory_write", False, text="a"), "")
+
+    def test_what_enters_is_shown_and_nothing_else_enters(self):
+        gate = self.gate("y", deny=["rag_add(*planner*)"])
+        self.project.write("more/planner.txt", "x y z")
+        self.project.write("more/other.txt", "x y z")
+        plan, reason = gate.admit(lr.plan_below(self.project.root, "more"))
+        self.assertEqual((reason, [c.source for c in plan.candidates]),
+                         ("", ["more/other.txt"]))
+        self.assertIn("more/other.txt", self.shown[0])
+
+    def test_a_bare_key_asks_once_a_project(self):
+        self.assertIn("no terminal", lr.key_refusal(self.gate().consent))
+        self.assertEqual(lr.key_refusal(self.gate(yes=True).consent), "")
+        self.assertIn("did not", lr.key_refusal(self.gate("").consent))
+        self.assertEqual(lr.key_refusal(self.gate("y").consent), "")
+        self.assertEqual(lr.key_refusal(self.gate().consent), "")
+        project, self.project = self.project, Project(self)
+        self.assertIn("did not", lr.key_refusal(self.gate("d").consent))
+        self.assertIn("denies", lr.key_refusal(self.gate().consent))
+        self.project = project
+
+
+class Asked:
+    """A console that keeps what it shows, and types the lines it was given."""
+
+    def __init__(self, *typed):
+        self.typed, self.shown, self.can_ask = list(typed), [], bool(typed)
+
+    def ask(self, question, about=(), rules=()):
+        """Return the next line."""
+        self.shown.append(question)
+        return self.typed.pop(0)
+
+    def note(self, *parts):
+        """Keep what was said."""
+        self.shown.append("".join(p if isinstance(p, str) else p[1] for p in parts))
+
+
+# =============================================================================
+# 49. Asking
+# =============================================================================
+
+class Endpoint:
+    """A scripted endpoint for the real program: play(body) -> script.
+
+    bodies  what was asked, each checked to be a history that servers accept
+    """
+
+    def __init__(self, test, play, models=None):
+        self.test, self.play, self.bodies = test, play, []
+        self.models = models or [{"id": "tiny"}]
+        self.server = ScriptedServer(self.script)
+        test.addCleanup(self.server.__exit__)
+        self.environ = {"OPENAI_BASE_URL": self.server.url + "/v1"}
+
+    def script(self, request):
+        """The script of one request."""
+        if request.path == "/v1/models":
+            return [answer(200, json.dumps({"data": self.models}).encode())]
+        body = json.loads(request.body)
+        self.test.assertEqual(lr.history_problems(body["messages"]), [])
+        self.bodies.append(body)
+        return self.play(body)
+
+
+def plain(text):
+    """The script of an answer that is not streamed."""
+    reply = {"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}
+    return [answer(200, json.dumps(reply).encode())]
+
+
+class Test49Asking(unittest.TestCase):
+    """The real program and a scripted endpoint."""
+
+    QUESTION = "这套笔记里，历史压缩相关的触发阈值是多少？"
+
+    def setUp(self):
+        self.project = Project(self)
+        self.project.call("add", ".", "-y")
+
+    def run_with(self, play, *words, stdin=b"", **environ):
+        """Run a command line against an endpoint; -> (code, out, err)."""
+        self.endpoint = Endpoint(self, play)
+        run = self.project.run(*words, stdin=stdin, **{**self.endpoint.environ, **environ})
+        out, err = run.stdout.decode("utf-8"), run.stderr.decode("utf-8")
+        self.assertNotIn("Traceback", err)
+        return run.returncode, out, err
+
+    def test_an_answer_and_only_cited_sources(self):
+        code, out, err = self.run_with(lambda body: told("阈值是 4000 字符 [1]。"), "ask",
+                                       self.QUESTION)
+        self.assertEqual((code, err), (0, ""))
+        self.assertTrue(out.startswith("阈值是 4000 字符 [1]。\n\n来源：\n[1] Day 5 学习笔记"))
+        self.assertEqual(out.count("["), 2)
+
+    def test_the_walk_of_the_design(self):
+        shutil.copytree(os.path.join(HERE, "notes"),
+                        os.path.join(self.project.root, "study"))
+        project = Project(self)
+        for day in ("day5.html", "day9.html"):
+            os.makedirs(os.path.join(project.root, "study"), exist_ok=True)
+            shutil.copy(os.path.join(HERE, "notes", day),
+                        os.path.join(project.root, "study", day))
+
+        def _play(body):
+            if not any(m["role"] == "tool" for m in body["messages"]):
+                return called(("rag_search", {"query": "历史压缩 触发阈值"}))
+            found = re.search(r"\[(\d+)\] [^\n]*\(study/day5.html:[^\n]*\n[^\[]*4000",
+                              body["messages"][-1]["content"])
+            return told(f"触发阈值是 4000 个字符 [{found[1]}]。")
+
+        endpoint = Endpoint(self, _play)
+        screen = Screen(project, TERM="xterm", **endpoint.environ)
+        screen.wait("> ")
+        screen.type("/rag add study/day5.html study/day9.html\n")
+        screen.wait("[y/N/a/p/d] ")
+        screen.type("y\n")
+        screen.wait("2 added")
+        screen.type("/rag\n")
+        screen.wait("2 documents")
+        screen.type(self.QUESTION + "\n")
+        shown = screen.wait("study/day5.html:")
+        self.assertIn("rag_search(query: 历史压缩 触发阈值)", shown)
+        self.assertIn("触发阈值是 4000 个字符", shown)
+        self.assertIn("Day 5 学习笔记", shown)
+        screen.type("/quit\n")
+        self.assertEqual(screen.end()[0], 0)
+        self.assertEqual(len(endpoint.bodies), 2)
+
+    def test_cross_check_of_document_and_code(self):
+        self.project.write("src/history.py", "# limits\nMAX_HISTORY_CHARS = 4000\n")
+
+        def _play(body):
+            tools = [m for m in body["messages"] if m["role"] == "tool"]
+            if not tools:
+                return called(("search_files", {"pattern": "MAX_HISTORY_CHARS", "glob": "*.py"}))
+            if len(tools) == 1:
+                self.assertIn("src/history.py:2: MAX_HISTORY_CHARS = 4000",
+                              tools[0]["content"])
+                return called(("read_file", {"path": "src/history.py", "start_line": 2}))
+            n = re.search(r"\[(\d+)\] [^\n]*src/history.py:2-2", tools[1]["content"])[1]
+            return told(f"The notes say 4000 [1]; the code has it, too [{n}].")
+
+        code, out, _ = self.run_with(_play, "ask", "--json", "MAX_HISTORY_CHARS: what do "
+                                     "the notes say, and is it in the code?")
+        data = json.loads(out)
+        self.assertEqual((code, data["mode"], data["refused"]), (0, "model", False))
+        self.assertEqual([(c["source"], c["line"]) for c in data["citations"]],
+                         [("notes/day5.md", 1), ("src/history.py", 2)])
+        self.assertEqual([s["tool"] for s in data["steps"]], ["search_files", "read_file"])
+        self.assertTrue(all(s["ok"] for s in data["steps"]))
+
+    def test_without_a_setting_nothing_connects(self):
+        code, out, err = self.run_with(lambda body: told("no"), "ask", self.QUESTION,
+                                       OPENAI_BASE_URL="")
+        self.assertEqual((code, err, self.endpoint.server.requests), (0, "", []))
+        self.assertIn("4000", out)
+        code, out, _ = self.run_with(lambda body: told("no"), "ask", "--no-model",
+                                     self.QUESTION)
+        self.assertEqual((code, self.endpoint.server.requests), (0, []))
+        self.assertIn("原文摘录", out)
+
+    def test_a_bare_key_is_not_used_unasked(self):
+        code, out, err = self.run_with(lambda body: told("no"), "ask", self.QUESTION,
+                                       OPENAI_BASE_URL="", OPENAI_API_KEY=KEY)
+        self.assertEqual(code, 0)
+        self.assertIn("4000", out)
+        self.assertIn("not used", err)
+        self.assertNotIn(KEY, out + err)
+
+    def test_a_failing_endpoint_ends_in_the_extract_and_one_sentence(self):
+        echo = json.dumps({"error": {"message": f"bad key {KEY}"}}).encode()
+        cases = [
+            ([answer(401, echo)], 4, "OPENAI_API_KEY", 1),
+            (refuse(404, "the model 'x' does not exist"), 4, "OPENAI_MODEL", 1),
+            (refuse(404, "no such path"), 4, "OPENAI_BASE_URL", 1),
+            (refuse(400, "context", "context_length_exceeded"), 1, "too long", 2),
+            (refuse(422, "broken"), 1, "reports an error", 1),
+            (refuse(500, "broken"), 1, "reports an error", 3),
+            (stream_of(delta(content="It is"), end=b""), 1, "cut off", 3),
+            (["reset"], 1, "connection", 3),
+        ]
+        for script, code, named, tries in cases:
+            with self.subTest(named):
+                found, out, err = self.run_with(
+                    lambda body, script=script: script, "ask", self.QUESTION,
+                    OPENAI_MODEL="x", OPENAI_API_KEY=KEY)
+                self.assertEqual(found, code, err)
+                self.assertIn("4000", out)
+                self.assertNotIn("It is", out)
+                lines = [line for line in err.split("\n") if line.startswith("lightrag:")]
+                self.assertEqual(len(lines), 1)
+                self.assertIn(named, lines[0])
+                self.assertNotIn(KEY, out + err)
+                self.assertEqual(len(self.endpoint.bodies), tries)
+
+    def test_an_endpoint_that_is_down(self):
+        url = f"http://127.0.0.1:{closed_port()}/v1"
+        run = self.project.run("ask", self.QUESTION, OPENAI_BASE_URL=url, OPENAI_MODEL="x")
+        self.assertEqual((run.returncode, run.stderr.count(b"\n")), (1, 1))
+        self.assertIn(b"OPENAI_BASE_URL", run.stderr)
+        self.assertIn(b"4000", run.stdout)
+        run = self.project.run("ask", self.QUESTION, "--json", OPENAI_BASE_URL=url)
+        data = json.loads(run.stdout)
+        self.assertEqual((data["mode"], run.returncode), ("extract", 1))
+        self.assertIn("refused the connection", data["warnings"][0])
+
+    def test_what_a_retry_heals_ends_in_the_answer(self):
+        turns = iter([refuse(429, "slow down", Retry_After="0"), refuse(500, "hm"),
+                      told("4000 [1]")])
+        code, out, err = self.run_with(lambda body: next(turns), "ask", self.QUESTION)
+        self.assertEqual((code, err), (0, ""))
+        self.assertIn("4000 [1]", out)
+
+    def test_refusals_and_limits(self):
+        code, out, _ = self.run_with(lambda body: told("The notes do not say."), "ask",
+                                     "--json", self.QUESTION)
+        self.assertEqual((code, json.loads(out)["refused"]), (3, True))
+
+        def _again(body):
+            return called(("rag_search", {"query": f"q{len(self.endpoint.bodies)}"}))
+
+        code, out, err = self.run_with(_again, "ask", "--max-steps", "1", self.QUESTION)
+        self.assertEqual(code, 6)
+        self.assertIn("4000", out)
+        self.assertIn("--max-steps", err)
+
+    def test_one_shot_and_settings(self):
+        code, _, _ = self.run_with(lambda body: told("4000 [1]"), "ask", "--max-steps", "0",
+                                   self.QUESTION, OPENAI_MODEL="large")
+        [body] = self.endpoint.bodies
+        self.assertEqual((code, body["model"], "tools" in body), (0, "large", False))
+        code, _, err = self.run_with(lambda body: told("x"), "ask", "x", LRAG_MAX_STEPS="x")
+        self.assertEqual((code, "LRAG_MAX_STEPS" in err), (4, True))
+
+    def test_a_file_of_the_repository_sets_nothing(self):
+        for name in (".lightrag/config.json", "config.json", ".env", ".lightrag/.env"):
+            self.project.write(name, json.dumps({"base_url": "http://127.0.0.1:1"}))
+        code, _, err = self.run_with(lambda body: told("no"), "ask", self.QUESTION,
+                                     OPENAI_BASE_URL="")
+        self.assertEqual((code, err), (0, ""))
+        folder = os.path.join(self.project.environ["XDG_CONFIG_HOME"], "lightrag")
+        endpoint = Endpoint(self, lambda body: told("4000 [1]"))
+        os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+            json.dump({"base_url": endpoint.server.url + "/v1", "api_key": KEY}, file)
+        self.assertEqual(self.project.run("ask", self.QUESTION).returncode, 0)
+        self.assertEqual(endpoint.server.requests[-1].headers["authorization"],
+                         "Bearer " + KEY)
+
+    def test_tools_that_ask_are_denied_without_a_terminal(self):
+        def _play(body):
+            tools = [m["content"] for m in body["messages"] if m["role"] == "tool"]
+            if tools:
+                return told("; ".join(tools) + " [1]")
+            return called(("rag_add", {"source": "src"}), ("memory_write", {"text": "x"}),
+                          ("fetch", {"url": "http://a.test/"}))
+
+        self.project.write("src/a.txt", "some text")
+        code, out, _ = self.run_with(_play, "ask", self.QUESTION)
+        self.assertEqual(code, 0)
+        self.assertEqual(out.count("no terminal"), 3)
+        self.assertNotIn("src/a.txt", self.project.call("list")[1])
+        code, out, _ = self.run_with(_play, "ask", self.QUESTION, "--deny", "fetch",
+                                       "--allow", "rag_add(src/*)")
+        self.assertIn("1 added", out)
+        self.assertIn("a rule denies fetch", out)
+        self.assertIn("src/a.txt", self.project.call("list")[1])
+
+    def test_standard_input_and_named_files_go_with_the_question(self):
+        log = b"line one\nerror 77: disk full\n"
+        _, out, _ = self.run_with(lambda body: told("The disk [1]."), "ask", "what failed?",
+                                  stdin=log)
+        self.assertIn("error 77: disk full", self.endpoint.bodies[0]["messages"][-1]["content"])
+        self.assertIn("[1] standard input, -:1-2", out)
+        long_log = b"".join(b"line %d is fine\n" % i for i in range(5000)) + log
+        self.run_with(lambda body: told("The disk [1]."), "ask", "error disk full?",
+                      stdin=long_log)
+        self.assertIn("error 77: disk full", self.endpoint.bodies[0]["messages"][-1]["content"])
+        self.project.write(".env", "SECRET=1")
+        self.project.write("src/a.py", "LIMIT = 3\n")
+        _, out, err = self.run_with(lambda body: told("3 [1]."), "ask",
+                                    "limit in @src/a.py or @.env or @nowhere?")
+        content = self.endpoint.bodies[0]["messages"][-1]["content"]
+        self.assertIn("LIMIT = 3", content)
+        self.assertNotIn("SECRET", content)
+        self.assertIn("@.env: .env is not read: looks like a secret", err)
+        self.assertIn("@nowhere", err)
+        _, out, _ = self.run_with(lambda body: told("no"), "ask", "--no-model",
+                                  "error disk full?", stdin=log)
+        self.assertIn("error 77: disk full [1]", out)
+
+    def test_it_streams_on_a_terminal_and_takes_text_back(self):
+        def _play(body):
+            if not any(m["role"] == "tool" for m in body["messages"]):
+                return called(("rag_search", {"query": "阈值"}), text="Let me look.\nSoon.")
+            parts = [delta(content="It "), delta(content="is \x1b[31m4000"), delta(content=" [1]"),
+                     delta("stop")]
+            head, *_ = stream_of()
+            return [head[: head.index(b"data:")], *[x for part in parts
+                    for x in (sse(part, end=b""), 0.2)], b"data: [DONE]\n\n"]
+
+        endpoint = Endpoint(self, _play)
+        screen = Screen(self.project, "ask", self.QUESTION, TERM="xterm", NO_COLOR="1",
+                        **endpoint.environ)
+        shown = screen.wait("Let me look.")
+        shown = screen.wait("rag_search(query: 阈值)")
+        self.assertIn("\x1b[1A\x1b[J", shown)
+        shown = screen.wait("It ")
+        self.assertNotIn("4000", shown)
+        shown = screen.wait("来源")
+        self.assertIn("is 4000 [1]", shown)
+        self.assertNotIn("It is", shown)
+        self.assertEqual(screen.end()[0], 0)
+
+    def test_control_codes_of_a_model_reach_no_terminal(self):
+        evil = "a\x1b]0;x\x07\x1b[2J\x9b1A\bb\r"
+        _, out, err = self.run_with(lambda body: told(evil + " [1]"), "ask", self.QUESTION)
+        self.assertNotRegex(out + err, "[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+# =============================================================================
+# 69. Facts
+# =============================================================================
+
+class Test69Facts(unittest.TestCase):
+    """The memory command."""
+
+    def test_memory_is_kept_searched_and_undone(self):
+        project = Project(self)
+        code, data = project.data("memory", "add", "The", "port", "is", "8321")
+        self.assertEqual((code, data["facts"][0]["id"]), (0, "m1"))
+        project.call("memory", "add", "--type", "preference", "answers in Chinese")
+        code, data = project.data("memory")
+        self.assertEqual([fact["type"] for fact in data["facts"]], ["fact", "preference"])
+        self.assertIn("m2   ", project.call("memory", "search", "Chinese")[1])
+        self.assertEqual(project.data("memory", "remove", "m1")[0], 0)
+        self.assertEqual(project.data("memory", "search", "port")[0], 3)
+        code, data = project.data("memory", "undo")
+        self.assertEqual([fact["id"] for fact in data["facts"]], ["m1", "m2"])
+        for words, code in ((("memory", "forget"), 2), (("memory", "add"), 2),
+                            (("memory", "remove", "m9"), 3),
+                            (("memory", "add", "x" * 2000), 2)):
+            with self.subTest(words[:2]):
+                self.assertEqual(project.data(*words)[0], code)
+
+
+# =============================================================================
+# 72. Talk
+# =============================================================================
+
+class Test72Talk(unittest.TestCase):
+    """Conversations at the prompt, with a scripted endpoint."""
+
+    def setUp(self):
+        self.project = Project(self)
+        self.project.call("add", ".", "-y")
+
+    def chat(self, play, *typed, words=("chat",), **environ):
+        """Pipe lines to the prompt; -> (code, out, err)."""
+        self.endpoint = Endpoint(self, play)
+        run = self.project.run(*words, stdin="\n".join([*typed, ""]).encode(),
+                               **{**self.endpoint.environ, **environ})
+        out, err = run.stdout.decode("utf-8"), run.stderr.decode("utf-8")
+        self.assertNotIn("Traceback", err)
+        return run.returncode, out, err
+
+    def test_a_conversation_goes_on_where_it_was_left(self):
+        code, out, _ = self.chat(lambda body: told("4000 [1]."), "history limit?", "",
+                                 "/sessions")
+        self.assertIn("history limit?", out.split("\n")[-2])
+        name = out.split("\n")[-2].split()[0]
+        for words in (("chat", "-c"), ("chat", "-r", name)):
+            code, out, err = self.chat(lambda body: told("Again [1]."), "and the port?",
+                                       words=words)
+            self.assertEqual(code, 0)
+            self.assertIn("going on with", err)
+            asked = [m["content"] for m in self.endpoint.bodies[0]["messages"]]
+            self.assertIn("history limit?", asked)
+        code, _, err = self.chat(lambda body: told("x"), words=("chat", "-r", "nowhere"))
+        self.assertEqual(code, 3)
+
+    def test_numbers_stay_and_sources_open(self):
+        answers = iter(["4000 [1].", "8321 [5]."])
+        _, out, _ = self.chat(
+            lambda body: told(next(answers)), "history limit MAX_HISTORY_CHARS?", "",
+            "/sources", "/sources 1", "/sources 99", words=("chat", "-k", "1"))
+        self.assertEqual(out.count("notes/day5.md:"), 3)
+        self.assertIn("历史压缩的触发阈值", out)
+
+    def test_commands_of_the_prompt(self):
+        _, out, err = self.chat(
+            lambda body: told("4000 [1]."), "history limit?", "", "/model", "/tools",
+            "/permissions", "/memory add ports are even", "/memory", "/compress",
+            "/export talk.md", "/export talk.md", "/model large", "/clear", "again?", "",
+            words=("chat", "--allow", "fetch(http://a.test/*)"))
+        self.assertIn("* tiny", out)
+        self.assertRegex(out, r"rag_add +asks")
+        self.assertIn("1  allow fetch(http://a.test/*)", out)
+        self.assertIn("m1", out)
+        self.assertIn("nothing to compress", err)
+        self.assertIn("is there already", err)
+        self.assertIn("lists no large", err)
+        self.assertEqual(self.endpoint.bodies[-1]["model"], "large")
+        self.assertEqual(len(self.endpoint.bodies[-1]["messages"]), 2)
+        with open(os.path.join(self.project.root, "talk.md"), encoding="utf-8") as file:
+            text = file.read()
+        self.assertIn("# history limit?\n\n## history limit?\n\n4000 [1].", text)
+        self.assertIn("- [1] Day 5", text)
+        self.assertIn("ports are even", self.endpoint.bodies[-1]["messages"][-1]["content"]
+                      + json.dumps(self.endpoint.bodies[0]) + out)
+
+    def test_rules_are_revoked(self):
+        self.project.environ["X"] = "1"
+        consent = lr.Consent(Asked(), self.project.environ, self.project.root, [], {})
+        consent._keep([lr.Rule("allow", "fetch", "http://a.test/*")])
+        _, out, _ = self.chat(lambda body: told("x"), "/permissions",
+                              "/permissions revoke 1", "/permissions revoke 1")
+        self.assertIn("1  allow fetch(http://a.test/*)  this project", out)
+        again = lr.Consent(Asked(), self.project.environ, self.project.root, [], {})
+        self.assertEqual(again.listed(), [])
+
+    def test_facts_are_asked_for_one_by_one(self):
+        facts = json.dumps([{"type": "decision", "text": "Use 5 retries"},
+                            {"type": "fact", "text": "Ports are even"}])
+
+        def _play(body):
+            if "worth remembering" in body["messages"][0]["content"]:
+                return plain(facts)
+            return told("4000 [1].")
+
+        endpoint = Endpoint(self, _play)
+        screen = Screen(self.project, TERM="xterm", LRAG_REMEMBER="1", **endpoint.environ)
+        screen.wait("> ")
+        screen.type("history limit?\n")
+        screen.wait("Sources:")
+        screen.wait("> ")
+        screen.type("/remember\n")
+        screen.wait("Remember decision: Use 5 retries [y/N]")
+        screen.type("y\n")
+        screen.wait("Remember fact: Ports are even [y/N]")
+        screen.type("n\n")
+        screen.wait("> ")
+        screen.type("/quit\n")
+        screen.wait("Remember fact: Ports are even [y/N]")
+        screen.type("y\n")
+        self.assertEqual(screen.end()[0], 0)
+        kept = self.project.data("memory")[1]["facts"]
+        self.assertEqual([fact["text"] for fact in kept], ["Use 5 retries", "Ports are even"])
+
+    def test_HIS_4_ctrl_c_stops_the_answer_and_keeps_the_history(self):
+        def _play(body):
+            if len(self.endpoint.bodies) > 1:
+                return told("Whole [1].")
+            head, *_ = stream_of()
+            return [head[: head.index(b"data:")], sse(delta(content="Half an "), end=b""), "stall"]
+
+        self.endpoint = Endpoint(self, _play)
+        screen = Screen(self.project, TERM="xterm", **self.endpoint.environ)
+        screen.wait("> ")
+        screen.type("history limit?\n")
+        screen.wait("Half an")
+        screen.type("\x03")
+        screen.wait("leaves)")
+        screen.wait("> ")
+        screen.type("again?\n")
+        screen.wait("Whole [1].")
+        screen.wait("> ")
+        screen.type("/quit\n")
+        self.assertEqual(screen.end()[0], 0)
+        said = [m["content"] for m in self.endpoint.bodies[1]["messages"]]
+        self.assertEqual(said[1:3], ["history limit?", "Half an \n[interrupted]"])
+
+    def test_a_folder_that_cannot_be_written_costs_the_saving_only(self):
+        with open(os.path.join(self.project.root, ".lightrag", "sessions"), "w") as file:
+            file.write("a file where a folder should be")
+        code, out, err = self.chat(lambda body: told("4000 [1]."), "history limit?")
+        self.assertEqual(code, 0)
+        self.assertIn("4000 [1].", out)
+        self.assertIn("not saved", err)
 
 
 # =============================================================================
@@ -10877,7 +11482,7 @@ class Test77CommandLine(unittest.TestCase):
         for typed, code in (("y\n", 0), ("\x04", 5), ("\x03", 5), ("n\n", 5)):
             with self.subTest(typed=typed):
                 screen = Screen(self.project, "add", "port.txt", TERM="xterm")
-                screen.wait("[y/N/a/p] ")
+                screen.wait("[y/N/a/p/d] ")
                 screen.type(typed)
                 found, rest = screen.end()
                 self.assertEqual(found, code)
