@@ -994,14 +994,13 @@ def neighbours(found):
     return [zlib.crc32(side.encode()) & 0xFFFF for side in sides]
 
 
-@lru_cache(TOKEN_CACHE_WORDS)
-def word_forms(word):
-    """Return, for each token of a word, a number below 65,536 of how it is written.
+def form_of(word):
+    """Return a number below 65,536 of how a word is written, but for case.
 
-    >>> word_forms("Retries") == word_forms("retries") != word_forms("retry")
+    >>> form_of("Retries") == form_of("retries") != form_of("retry")
     True
     """
-    return tuple(zlib.crc32(form.encode()) & 0xFFFF for form in _forms(word))
+    return zlib.crc32(word.casefold().encode()) & 0xFFFF
 
 
 def traces_of(words, found):
@@ -1010,8 +1009,8 @@ def traces_of(words, found):
     words  of a text, as words_of gives them
     found  its tokens
     """
-    forms = map(word_forms, (word for word in words if word[0] < RUN_FIRST))
-    return {*chain.from_iterable(forms), *neighbours(found)}
+    plain = {word for word in words if word[0] < RUN_FIRST}
+    return {*map(form_of, plain), *neighbours(found)}
 
 
 @lru_cache(TOKEN_CACHE_WORDS)
@@ -1021,17 +1020,12 @@ def word_tokens(word):
     >>> word_tokens("CVE-2024-1234"), word_tokens("3.11.7"), word_tokens("C++")
     (('cve', '2024', '1234', 'cve20241234'), ('3', '11', '7', '3.11.7'), ('c++',))
     """
-    return tuple(map(stem, _forms(word)))
-
-
-def _forms(word):
-    """Return the parts of a word and, where there are several, the whole; unstemmed."""
     if word[-1] in "+#":
         if word.casefold() in NAMES_WITH_SIGNS:
-            return [word.casefold()]
+            return (word.casefold(),)
         word = word.rstrip("+#")
     if word[0] == ".":
-        return [".net", "net"]
+        return (".net", "net")
     word = _fold(word).replace("\u2019", "'").replace("\u2010", "-")
     if word.endswith(("'s", "'S")):
         word = word[:-2]
@@ -1039,10 +1033,10 @@ def _forms(word):
         word = _join_thousands(word)
     parts = [part for piece in re.split(r"[-.',_]+", word) for part in _split(piece)]
     if len(parts) == 1:
-        return parts
+        return (stem(parts[0]),)
     joints_count = all(part.isdecimal() for part in parts)   # 3.11 is not 311
     whole = word if joints_count else "".join(parts)
-    return [*parts, whole[:TOKEN_CHARS_MAX].casefold()]
+    return (*map(stem, parts), stem(whole[:TOKEN_CHARS_MAX].casefold()))
 
 
 def _readable(text):
@@ -3225,9 +3219,9 @@ def trace_gains(query, terms):
     """Return {trace: what a unit gains that has it}."""
     weights, gains = {term.token: term.weight for term in terms}, {}
     for word in words_of(query):
-        if word[0] < RUN_FIRST:
-            for token, form in zip(word_tokens(word), word_forms(word)):
-                gains[form] = round(FORM_SHARE * 255 * weights.get(token, 0))
+        weight = word[0] < RUN_FIRST and weights.get(word_tokens(word)[-1])
+        if weight:
+            gains[form_of(word)] = round(FORM_SHARE * 255 * weight)
     words = plain_words(weights)
     pairs = map(add, map(weights.get, words), map(weights.get, words[1:]))
     for side, pair in zip(neighbours(words), pairs):
