@@ -76,41 +76,42 @@ terminal, clock or environment):
     57 Tools         a table of what the agent can do
     58 Requests      what is sent: within a budget, and what is made of a conversation
     59 Calls         run what a model asks for, or say why not
-    60 Agent         the loop; yields events, never prints
-    61 Evaluation    run judged sets and golden cases
-    62 Console       printing, asking and progress under any encoding
-    63 Consent       ask once, and remember what the user wants remembered
-    64 Arguments     the words of a command line to a command and its options
-    65 Options       the options that several commands share
-    66 Intake        the commands that add, sync, embed and remove
-    67 Listing       the commands that list, show and search
-    68 Gate          whether a tool may do what a model wants
-    69 Attachments   what stands beside a question: @paths, standard input
-    70 Setup         the agent of a run, made of what the user set up
-    71 Telling       an answer as it comes, and the sources behind it
-    72 Asking        one question: its answer, and what --json says of it
-    73 Facts         the memory command, and what a conversation leaves behind
-    74 Sessions      saved conversations: go on, begin anew, sum up, export
-    75 Panels        what the prompt shows of models, tools, rules and sources
-    76 Talk          one conversation at the prompt
-    77 Grading       the command that evaluates
-    78 Prompt        the interactive prompt
-    79 Chat          the prompt with its commands
-    80 Admission     who may ask a server, and how often
-    81 Wire          the agent's events as the page knows them
-    82 Completions   the OpenAI format, as a server speaks it
-    83 Layout        the page: what stands where, and how it looks
-    84 Script        what the page does
-    85 Manners       how the page is used: asking, documents, permission, keys
-    86 Opening       settings to a model, and a conversation to its agent
-    87 Service       the agent and the knowledge base for faces that serve several
-    88 Web           the page, its endpoints, and an endpoint for chat clients
-    89 Endpoints     one request: through the gates, to its answer
-    90 Serving       connections, and the command that serves
-    91 Rpc           JSON-RPC 2.0, a message a line
-    92 Mcp           the same tools for other agents, over standard input and output
-    93 Faces         the commands that serve others
-    94 Command line  the table of commands, and main
+    60 Review        an answer against all that its conversation has shown
+    61 Agent         the loop; yields events, never prints
+    62 Evaluation    run judged sets and golden cases
+    63 Console       printing, asking and progress under any encoding
+    64 Consent       ask once, and remember what the user wants remembered
+    65 Arguments     the words of a command line to a command and its options
+    66 Options       the options that several commands share
+    67 Intake        the commands that add, sync, embed and remove
+    68 Listing       the commands that list, show and search
+    69 Gate          whether a tool may do what a model wants
+    70 Attachments   what stands beside a question: @paths, standard input
+    71 Setup         the agent of a run, made of what the user set up
+    72 Telling       an answer as it comes, and the sources behind it
+    73 Asking        one question: its answer, and what --json says of it
+    74 Facts         the memory command, and what a conversation leaves behind
+    75 Sessions      saved conversations: go on, begin anew, sum up, export
+    76 Panels        what the prompt shows of models, tools, rules and sources
+    77 Talk          one conversation at the prompt
+    78 Grading       the command that evaluates
+    79 Prompt        the interactive prompt
+    80 Chat          the prompt with its commands
+    81 Admission     who may ask a server, and how often
+    82 Wire          the agent's events as the page knows them
+    83 Completions   the OpenAI format, as a server speaks it
+    84 Layout        the page: what stands where, and how it looks
+    85 Script        what the page does
+    86 Manners       how the page is used: asking, documents, permission, keys
+    87 Opening       settings to a model, and a conversation to its agent
+    88 Service       the agent and the knowledge base for faces that serve several
+    89 Web           the page, its endpoints, and an endpoint for chat clients
+    90 Endpoints     one request: through the gates, to its answer
+    91 Serving       connections, and the command that serves
+    92 Rpc           JSON-RPC 2.0, a message a line
+    93 Mcp           the same tools for other agents, over standard input and output
+    94 Faces         the commands that serve others
+    95 Command line  the table of commands, and main
 
 Words: a document has a title, a source (the path or URL it came from) and a text;
 a chunk is a passage of it, text[start:end]; a hit is a chunk that a search found;
@@ -283,6 +284,7 @@ CUT_CALL = "Not run: the call was cut off by the length limit; send it again, sh
 
 # Checking
 SUPPORT_SHARE_MIN = 0.5     # of a sentence's words, by weight, must be in the passage
+SUPPORT_WORDS_MIN = 3       # fewer say too little to be held against anything
 FOREIGN_SIGNS_MIN = 3       # signs in a row that are not there: no turn of phrase
 THEME_IDF = 2.3             # of a word in a tenth of the chunks
 KNOWN_IDF = 4.0             # less than that of an unseen word: in some 30 chunks
@@ -573,6 +575,12 @@ MONTHS = """
 january february march april may june july august september october november december
 jan feb mar apr may jun jul aug sep oct nov dec
 """
+# Words with which an answer speaks of its sources.
+SPEAKING_WORDS = """
+document documentation passage source file code text note page section article author
+say state mention describe show explain according note write
+"""
+SPEAKING_PHRASES = "文档 文件 资料 笔记 说明 提到 指出 根据 代码 原文 片段 来源 显示 其中 写道 按照"
 NEGATION_WORDS = "not no never nor don't doesn't isn't aren't cannot 不 没 沒 未 非 无 無"
 # First signs of Chinese names of people; signs that names of places and institutions
 # end with; signs that spell foreign names.
@@ -5375,6 +5383,8 @@ def source_line(citation, question):
     parts = [one_line(hit.title, 80), place, lines]
     if hit.stale:
         parts.append(label("stale", question))
+    if not citation.supported:
+        parts.append(label("unsupported", question))
     return f"[{citation.n}] " + ", ".join(part for part in parts if part)
 
 
@@ -7271,6 +7281,8 @@ NAME = re.compile(r"(?<![A-Za-z\d_'’.-])[A-Z][\w'’-]*[a-z][\w'’-]*")
 MONTH = re.compile(r"\b(?:" + "|".join(MONTHS.title().split()) + r")\b")
 LISTED = re.compile(r"(?<![\w(])\(?\d{1,2}[)）]")
 NEGATIONS = frozenset(tokens(NEGATION_WORDS))
+SPEAKING = frozenset(tokens(SPEAKING_WORDS))
+SPEAKING_PHRASE = re.compile("|".join(SPEAKING_PHRASES.split()))
 WIDE_SPACE = re.compile(r"\s+")
 DRAWN = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "*": None, "`": None})
 
@@ -7437,14 +7449,19 @@ def _denied(sentence, passage):
 def word_support(sentence, found, idf):
     """Return (share of a sentence's words that are found, a foreign name or "").
 
-    The words are weighed as a question's are.  Of a run of signs, what no pair that is
+    The words are weighed as a question's are; numbers are left out, and words about the
+    sources themselves.  Of a run of signs, what no pair that is
     found covers is foreign; long, or looking like a name, it must not be there.
     """
+    sentence = SPEAKING_PHRASE.sub(" ", sentence)
     weighted = [(token, weight * (idf(token) + IDF_PRIOR)
                  * (LIGHT_SHARE if token in LIGHT_WORDS else 1.0))
-                for token, weight in question_tokens(sentence)]
+                for token, weight in question_tokens(sentence)
+                if token not in SPEAKING and token not in NUMBER_WORDS
+                and not token.isdecimal()]
     total = sum(weight for _, weight in weighted)
-    share = sum(covered_words(weighted, found)) / total if total else 1.0
+    enough = len(weighted) >= SUPPORT_WORDS_MIN
+    share = sum(covered_words(weighted, found)) / total if enough else 1.0
     for run in re.findall(rf"{HAN.pattern}+", QUESTION_PHRASE.sub(" ", sentence)):
         for start, end in uncovered(run, found):
             pairs = map(add, run[start : end - 1], run[start + 1 : end])
@@ -12360,8 +12377,53 @@ def find_tool(name):
 
 
 # =============================================================================
-# 60. Agent -- the loop; yields events, never prints
-#    Uses: Settings, Errors, Answers, Protocol, Stream, Context, Model, Requests, Calls
+# 60. Review -- an answer against all that its conversation has shown
+#    Uses: Settings, Prose, Answers, Context, Checking
+# =============================================================================
+
+# What a model says is reviewed before it counts: once it may mend what its sources do
+# not bear out, then what still fails is shown as that.
+
+REPAIR_PROMPT = """\
+Your answer was held against its passages. These statements are not borne out by what \
+they cite:
+{faults}
+Write the whole answer again; correct each of them from the passages or leave it out."""
+
+
+class Review(NamedTuple):
+    """What is to be shown of an answer, and why."""
+
+    text: str           # with a notice behind each claim that is not borne out
+    citations: tuple    # of Citation
+    notices: list       # sentences for the user
+    repair: str         # what to ask the model for; "" when all is borne out
+
+
+def review(question, text, register, idf):
+    """Return the Review of an answer; register knows what each mark is."""
+    citations, stray = register.cited(text)
+    passages = {source.n: source.hit for source in register.sources}
+    findings = check_answer(text, passages, idf)
+    notices = [f"the answer cites [{n}], which is no source" for n in stray]
+    notices += [f"not borne out: {one_line(claim.text, NAMED_CHARS_MAX)} ({reason})"
+                for claim, reason in findings if not set(stray) & set(claim.numbers)]
+    faults = "\n".join(f"- {claim.text}: {reason}" for claim, reason in findings)
+    return Review(
+        with_doubts(text, findings, question), doubted(citations, findings), notices,
+        REPAIR_PROMPT.format(faults=faults) if findings else "",
+    )
+
+
+def own_words(question, hits, register, idf):
+    """Return the Answer in the documents' own words, marks numbered by the register."""
+    return extract(question, hits, idf,
+                   lambda hit: register.number(source_kind(hit), hit).n)
+
+
+# =============================================================================
+# 61. Agent -- the loop; yields events, never prints
+#    Uses: Settings, Errors, Protocol, Stream, Context, Model, Requests, Calls, Review
 # =============================================================================
 
 # One question is one turn: a free search, then model and tools by turns until there is
@@ -12405,6 +12467,8 @@ class _Turn:
     """What is known of the turn that is under way."""
 
     def __init__(self, question, steps):
+        self.draft = None       # where in the messages the answer to mend stands
+        self.reviewed = False
         self.question, self.steps = question, steps     # tool steps that are left
         self.start = None           # where it begins in the conversation, once it does
         self.hits, self.parts = [], []
@@ -12487,8 +12551,7 @@ class Agent:
     def _extract(self, question, hits, error=None, usage=None):
         """Return the Done of an answer in the documents' own words."""
         register = self.conversation.register
-        found = extract(question, hits, self.knowledge.idf,
-                        lambda hit: register.number(source_kind(hit), hit).n)
+        found = own_words(question, hits, register, self.knowledge.idf)
         return Done(found.text, found.refused, "extract", found.citations, usage, error)
 
     def _parts(self, found, attached):
@@ -12522,12 +12585,39 @@ class Agent:
                 yield self._give_up(turn, error)
                 return
             turn.count(reply.usage)
-            if not (reply.calls and turn.offered):
+            if reply.calls and turn.offered:
+                if reply.text:
+                    yield Reset()
+                yield from self._run_all(turn, reply)
+            elif not self._asks_again(turn, reply):
                 break
-            if reply.text:
+            else:
                 yield Reset()
-            yield from self._run_all(turn, reply)
         yield from self._finish(turn, reply)
+
+    def _review(self, turn, text):
+        register = self.conversation.register
+        return review(turn.question, text, register, self.knowledge.idf)
+
+    def _asks_again(self, turn, reply):
+        """Have the model mend, once, what its sources do not bear out; -> whether."""
+        whole = reply.text.strip() and not reply.incomplete and reply.finish != "length"
+        if not whole or turn.reviewed:
+            return False
+        turn.reviewed = True
+        repair = self._review(turn, reply.text).repair
+        if repair:
+            messages = self.conversation.messages
+            turn.draft = len(messages)
+            messages.append(assistant_message(reply._replace(calls=())))
+            messages.append(text_message("user", repair))
+        return bool(repair)
+
+    def _drop_draft(self, turn):
+        """Take the answer that was mended, and its fault list, out of the history."""
+        if turn.draft is not None:
+            del self.conversation.messages[turn.draft : turn.draft + 2]
+            turn.draft = None
 
     def _reply(self, turn):
         """Yield the deltas of one answer of the model; -> its Turn."""
@@ -12575,6 +12665,7 @@ class Agent:
 
     def _give_up(self, turn, error):
         """Close the turn after a failure of the endpoint; -> Done with the extract."""
+        self._drop_draft(turn)
         done = self._extract(turn.question, turn.hits, error, turn.usage)
         said = [turn.said, "[incomplete]"] if turn.said else []
         text = "\n".join([*said, done.answer])
@@ -12583,6 +12674,7 @@ class Agent:
 
     def _finish(self, turn, reply):
         """Yield what follows the last text: notices and the Done."""
+        self._drop_draft(turn)
         cut_off, text = reply.finish == "length", reply.text.strip()
         if not text and turn.steps <= 0 < self.settings.max_steps:
             yield self._give_up(turn, LimitError(
@@ -12598,11 +12690,13 @@ class Agent:
         self.conversation.messages.append(message)
         if cut_off:
             yield Notice("the answer is incomplete: cut off by the length limit")
-        citations, stray = self.conversation.register.cited(reply.text)
-        for n in stray:
-            yield Notice(f"the answer cites [{n}], which is no source")
-        refused = not citations and not turn.unmarked
-        yield Done(reply.text, refused, "model", citations, turn.usage)
+        seen = self._review(turn, reply.text)
+        if seen.text != reply.text:
+            yield Reset()
+            yield TextDelta(seen.text)
+        yield from map(Notice, seen.notices)
+        refused = not seen.citations and not turn.unmarked
+        yield Done(seen.text, refused, "model", seen.citations, turn.usage)
 
     def _run_all(self, turn, reply):
         """Run the calls of one reply; yield a Step for each, and why it is the last."""
@@ -12628,7 +12722,7 @@ class Agent:
 
 
 # =============================================================================
-# 61. Evaluation -- run judged sets and golden cases
+# 62. Evaluation -- run judged sets and golden cases
 #    Uses: Settings, Errors, Prose, Answers, Metrics, Golden, Files, Knowledge
 # =============================================================================
 
@@ -12789,7 +12883,7 @@ class Pace:
 
 
 # =============================================================================
-# 62. Console -- printing, asking and progress under any encoding
+# 63. Console -- printing, asking and progress under any encoding
 #    Uses: Settings, Errors, Prose
 # =============================================================================
 
@@ -13095,7 +13189,7 @@ def known_error(error):
 
 
 # =============================================================================
-# 63. Consent -- ask once, and remember what the user wants remembered
+# 64. Consent -- ask once, and remember what the user wants remembered
 #    Uses: Settings, Errors, Prose, Permissions, Folders, Ingest
 # =============================================================================
 
@@ -13246,7 +13340,7 @@ class Consent:
 
 
 # =============================================================================
-# 64. Arguments -- the words of a command line to a command and its options [pure]
+# 65. Arguments -- the words of a command line to a command and its options [pure]
 #    Uses: Errors, Prose
 # =============================================================================
 
@@ -13406,7 +13500,7 @@ def _option_rows(options):
 
 
 # =============================================================================
-# 65. Options -- the options that several commands share [pure]
+# 66. Options -- the options that several commands share [pure]
 #    Uses: Settings, Chunks, Arguments
 # =============================================================================
 
@@ -13441,7 +13535,7 @@ SHARED = (
 
 
 # =============================================================================
-# 66. Intake -- the commands that add, sync, embed and remove
+# 67. Intake -- the commands that add, sync, embed and remove
 #    Uses: Errors, Prose, Folders, Sources, Knowledge, Ingest, Hybrid, Consent
 # =============================================================================
 
@@ -13705,7 +13799,7 @@ def report_json(report):
 
 
 # =============================================================================
-# 67. Listing -- the commands that list, show and search
+# 68. Listing -- the commands that list, show and search
 #    Uses: Errors, Prose, Ingest, Intake
 # =============================================================================
 
@@ -13866,7 +13960,7 @@ def show_explained(row, console):
 
 
 # =============================================================================
-# 68. Gate -- whether a tool may do what a model wants
+# 69. Gate -- whether a tool may do what a model wants
 #    Uses: Settings, Prose, Permissions, Folders, Sources, Lookup, Intake
 # =============================================================================
 
@@ -13956,7 +14050,7 @@ def open_box(knowledge, memory, conversation, gate, pages, clock, progress=None)
 
 
 # =============================================================================
-# 69. Attachments -- what stands beside a question: @paths, standard input
+# 70. Attachments -- what stands beside a question: @paths, standard input
 #    Uses: Settings, Errors, Prose, Decoding, Documents, Knowledge, Reach, Lookup
 # =============================================================================
 
@@ -14010,7 +14104,7 @@ def piped_text(console, limit):
 
 
 # =============================================================================
-# 70. Setup -- the agent of a run, made of what the user set up
+# 71. Setup -- the agent of a run, made of what the user set up
 #    Uses: Choices, Folders, Memory, Conversation, Model, Calls, Agent, Intake, Gate
 # =============================================================================
 
@@ -14075,7 +14169,7 @@ def open_model(settings, consent):
 
 
 # =============================================================================
-# 71. Telling -- an answer as it comes, and the sources behind it
+# 72. Telling -- an answer as it comes, and the sources behind it
 #    Uses: Settings, Prose, Answers, Stream, Deltas, Model, Calls, Agent, Gate
 # =============================================================================
 
@@ -14203,7 +14297,7 @@ def show_sources(citations, question, console):
 
 
 # =============================================================================
-# 72. Asking -- one question: its answer, and what --json says of it
+# 73. Asking -- one question: its answer, and what --json says of it
 #    Uses: Settings, Errors, Context, Intake, Listing, Attachments, Setup, Telling
 # =============================================================================
 
@@ -14294,7 +14388,7 @@ def bare_call(console):
 
 
 # =============================================================================
-# 73. Facts -- the memory command, and what a conversation leaves behind
+# 74. Facts -- the memory command, and what a conversation leaves behind
 #    Uses: Settings, Errors, Prose, Memory, Consent, Arguments, Intake
 # =============================================================================
 
@@ -14373,7 +14467,7 @@ def keep_facts(setup, _=""):
 
 
 # =============================================================================
-# 74. Sessions -- saved conversations: go on, begin anew, sum up, export
+# 75. Sessions -- saved conversations: go on, begin anew, sum up, export
 #    Uses: Settings, Errors, Prose, Answers, Context, Files, Conversation
 # =============================================================================
 
@@ -14461,7 +14555,7 @@ def as_markdown(conversation):
 
 
 # =============================================================================
-# 75. Panels -- what the prompt shows of models, tools, rules and sources
+# 76. Panels -- what the prompt shows of models, tools, rules and sources
 #    Uses: Settings, Errors, Prose, Answers, Addresses, Tools, Intake, Listing
 # =============================================================================
 
@@ -14541,7 +14635,7 @@ def open_source(setup, text):
 
 
 # =============================================================================
-# 76. Talk -- one conversation at the prompt
+# 77. Talk -- one conversation at the prompt
 #    Uses: Answers, Listing, Attachments, Setup, Telling, Asking, Sessions, Panels
 # =============================================================================
 
@@ -14586,7 +14680,7 @@ class Talk:
             self.console.note("No answer with sources yet.")
 
 # =============================================================================
-# 77. Grading -- the command that evaluates
+# 78. Grading -- the command that evaluates
 #    Uses: Errors, Prose, Golden, Plots, Files, Evaluation, Intake
 # =============================================================================
 
@@ -14672,7 +14766,7 @@ def show_evaluation(result, console):
 
 
 # =============================================================================
-# 78. Prompt -- the interactive prompt
+# 79. Prompt -- the interactive prompt
 #    Uses: Settings, Errors, Prose, Decoding, Folders, Console, Arguments
 # =============================================================================
 
@@ -14892,7 +14986,7 @@ def mend(line, encoding):
 
 
 # =============================================================================
-# 79. Chat -- the prompt with its commands
+# 80. Chat -- the prompt with its commands
 #    Uses: Errors, Console, Arguments, Options, Facts, Sessions, Panels, Talk, Prompt
 # =============================================================================
 
@@ -14994,7 +15088,7 @@ TALKING = {
 
 
 # =============================================================================
-# 80. Admission -- who may ask a server, and how often [pure]
+# 81. Admission -- who may ask a server, and how often [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -15175,7 +15269,7 @@ def spent_on(record, day):
 
 
 # =============================================================================
-# 81. Wire -- the agent's events as the page knows them [pure]
+# 82. Wire -- the agent's events as the page knows them [pure]
 #    Uses: Settings, Prose, Stream, Context, Model, Calls, Agent
 # =============================================================================
 
@@ -15256,7 +15350,7 @@ def shown_history(conversation):
 
 
 # =============================================================================
-# 82. Completions -- the OpenAI format, as a server speaks it [pure]
+# 83. Completions -- the OpenAI format, as a server speaks it [pure]
 #    Uses: Answers, Protocol, Conversation, Wire
 # =============================================================================
 
@@ -15341,7 +15435,7 @@ def models_json():
 
 
 # =============================================================================
-# 83. Layout -- the page: what stands where, and how it looks [pure]
+# 84. Layout -- the page: what stands where, and how it looks [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -15563,7 +15657,7 @@ PAGE_HTML = """<!doctype html>
 
 
 # =============================================================================
-# 84. Script -- what the page does [pure]
+# 85. Script -- what the page does [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -15864,7 +15958,7 @@ const time = (seconds) => node("span", { className: "number" },
 
 
 # =============================================================================
-# 85. Manners -- how the page is used: asking, documents, permission, keys [pure]
+# 86. Manners -- how the page is used: asking, documents, permission, keys [pure]
 #    Uses: Layout, Script
 # =============================================================================
 
@@ -16071,7 +16165,7 @@ def page_html(nonce, token):
 
 
 # =============================================================================
-# 86. Opening -- settings to a model, and a conversation to its agent
+# 87. Opening -- settings to a model, and a conversation to its agent
 #    Uses: Choices, Protocol, Folders, Memory, Calls, Agent, Intake, Gate, Setup
 # =============================================================================
 
@@ -16110,7 +16204,7 @@ def open_shared_model(options, console):
 
 
 # =============================================================================
-# 87. Service -- the agent and the knowledge base for faces that serve several
+# 88. Service -- the agent and the knowledge base for faces that serve several
 #    Uses: Settings, Errors, Ingest, Conversation, Consent, Intake, Listing, Opening
 # =============================================================================
 
@@ -16308,7 +16402,7 @@ def open_service(options, console):
 
 
 # =============================================================================
-# 88. Web -- the page, its endpoints, and an endpoint for chat clients
+# 89. Web -- the page, its endpoints, and an endpoint for chat clients
 #    Uses: Settings, Errors, Prose, Files, Admission, Wire, Service
 # =============================================================================
 
@@ -16516,7 +16610,7 @@ class PageAsker(Nobody):
 
 
 # =============================================================================
-# 89. Endpoints -- one request: through the gates, to its answer
+# 90. Endpoints -- one request: through the gates, to its answer
 #    Uses: Settings, Errors, Intake, Admission, Wire, Completions, Manners, Service, Web
 # =============================================================================
 
@@ -16812,7 +16906,7 @@ ENDPOINTS = {
 
 
 # =============================================================================
-# 90. Serving -- connections, and the command that serves
+# 91. Serving -- connections, and the command that serves
 #    Uses: Settings, Errors, Files, Admission, Service, Web, Endpoints
 # =============================================================================
 
@@ -16968,7 +17062,7 @@ def web_limits(environ):
 
 
 # =============================================================================
-# 91. Rpc -- JSON-RPC 2.0, a message a line [pure]
+# 92. Rpc -- JSON-RPC 2.0, a message a line [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -17023,7 +17117,7 @@ def rpc_failure(name, error):
 
 
 # =============================================================================
-# 92. Mcp -- the same tools for other agents, over standard input and output
+# 93. Mcp -- the same tools for other agents, over standard input and output
 #    Uses: Settings, Errors, Context, Lookup, Tools, Intake, Wire, Opening, Service, Rpc
 # =============================================================================
 
@@ -17249,7 +17343,7 @@ def mcp_command(options, console):
 
 
 # =============================================================================
-# 93. Faces -- the commands that serve others
+# 94. Faces -- the commands that serve others
 #    Uses: Settings, Arguments, Options, Serving, Mcp
 # =============================================================================
 
@@ -17271,7 +17365,7 @@ FACES = {
 
 
 # =============================================================================
-# 94. Command line -- the table of commands, and main
+# 95. Command line -- the table of commands, and main
 #    Uses: Console, Arguments, Options, Intake, Listing, Asking, Grading, Chat, Faces
 # =============================================================================
 

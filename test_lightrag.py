@@ -7810,6 +7810,44 @@ class Test44Agent(AgentCase):
         self.assertEqual([c.n for c in done.citations], [1])
         self.assertEqual(self.notices(), ["the answer cites [7], which is no source"])
 
+    def test_an_answer_is_mended_once(self):
+        turns = iter([told("The retry limit is 7 attempts [1]."),
+                      told("The retry limit is 5 attempts [1].")])
+        agent = self.agent(lambda body: next(turns))
+        done = self.done(agent, "What is the retry limit?")
+        self.assertEqual(done.answer, "The retry limit is 5 attempts [1].")
+        self.assertTrue(done.citations[0].supported)
+        self.assertEqual(self.notices(), [])
+        self.assertIn("- The retry limit is 7 attempts .: the passage does not say 7",
+                      self.last(self.bodies[1]))
+        kinds = [type(event).__name__ for event in self.events]
+        self.assertEqual(kinds, ["Retrieval", "TextDelta", "Reset", "TextDelta", "Done"])
+        said = [message["content"] for message in agent.conversation.messages]
+        self.assertEqual(said, ["What is the retry limit?", done.answer])
+
+    def test_what_stays_unsupported_is_shown_as_that(self):
+        agent = self.agent(lambda body: told("The retry limit is 7 attempts [1]."))
+        done = self.done(agent, "What is the retry limit?")
+        self.assertEqual(len(self.bodies), 2)
+        self.assertEqual(done.answer, "The retry limit is 7 attempts [1]."
+                                      " (not borne out by the source)")
+        self.assertFalse(done.citations[0].supported)
+        self.assertIn("the passage does not say 7", self.notices()[0])
+        self.assertIn("not borne out by the source",
+                      lr.source_line(done.citations[0], "limit?"))
+        last_reset = max(i for i, event in enumerate(self.events)
+                         if isinstance(event, lr.Reset))
+        self.assertEqual("".join(event.text for event in self.events[last_reset:]
+                                 if isinstance(event, lr.TextDelta)), done.answer)
+
+    def test_an_endpoint_that_dies_while_mending_leaves_a_valid_history(self):
+        turns = iter([told("The retry limit is 7 attempts [1]."), [answer(401, b"{}")]])
+        agent = self.agent(lambda body: next(turns))
+        done = self.done(agent, "What is the retry limit?")
+        self.assertEqual(done.mode, "extract")
+        self.assertEqual(lr.history_problems(agent.conversation.messages), [])
+        self.assertEqual(len(agent.conversation.messages), 2)
+
     def test_a_failing_endpoint_ends_in_the_extract(self):
         for script, kind in [([answer(401, b"{}")], lr.ConfigError),
                              ([answer(500, b"{}")], lr.ModelError),
