@@ -69,7 +69,7 @@ terminal, clock or environment):
     50 Memory        long-term facts and the working memory
     51 Conversation  what was said, shown and noted, and where it is kept
     52 Model         chat completions: retries, what a server takes, errors as sentences
-    53 Embeddings    texts to vectors by an endpoint, in batches and at a pace
+    53 Embedder      texts to vectors by an endpoint, in batches and at a pace
     54 Hybrid        search by words and by meaning, fused
     55 Reach         what may be read below the root, and by which programs
     56 Lookup        the tools that read: documents, files, history
@@ -269,8 +269,10 @@ LENGTH_PENALTY = 0.05       # of a full excerpt: of two that cover the same, the
 KIND_BONUS = 0.10           # for a number, or a list, where the question asks for one
 REPEAT_SHARE = 0.8          # of the shorter one's words: then it says the same again
 
-# Golden
+# Golden, Evaluation
 REGRESSION_MIN = 0.005      # a metric that falls by less has not changed
+EVALUATED_HITS = 100        # chunks, so that ten documents are among them
+SET_BYTES_MAX = 1 << 30     # a file of a judged set
 
 # Protocol
 FAULT_CHARS_MAX = 300       # of a server's own words in a message
@@ -418,8 +420,9 @@ COSINE_MIN = 0.2            # below it a passage is about something else
 # Fusion, Hybrid
 FUSION_K = 60               # of reciprocal rank fusion, as its authors chose it
 FUSED_MAX = 50              # of each ranking
-WORDS_WEIGHT = 1.0
-VECTORS_WEIGHT = 1.0
+DECISIVE_HITS = 3           # the best by words are looked at
+DECISIVE_COVERAGE = 0.25    # of the question in one of them: then words lead
+MINOR_WEIGHT = 0.2          # of what does not lead; see notes/hybrid.md
 SAVED_TEXTS = 256           # embedded between two saves: a minute's work at most
 
 # Embeddings
@@ -452,10 +455,6 @@ SCHEMA_SHARE = 0.5          # of the budget; where tools want more, there are no
 WINDOW_SHARE = 0.75         # of a model's window for the request; the rest to answer
 SMALL_REQUEST_TOKENS = 2000     # fits every model, so its window need not be known
 FACTS_MAX = 5               # proposed at the end of one conversation
-
-# Evaluation
-EVALUATED_HITS = 100        # chunks, so that ten documents are among them
-SET_BYTES_MAX = 1 << 30     # a file of a judged set
 
 # Gate
 CALL_CHARS_MAX = 1000       # shown of an argument: a whole fact
@@ -10070,7 +10069,7 @@ class Knowledge:
         self._clock, self._searches = clock, 0
         self._changes = {}      # source -> Document, or None when removed
         self._root_changes = {}
-        self.retrieve = self.search_words   # replaced where meaning is searched, too
+        self.hybrid = None      # a Hybrid, where meaning is searched as well as words
         self._load()
 
     @property
@@ -10182,7 +10181,8 @@ class Knowledge:
         kinds    kinds of documents to search in; none means all
         ->       list[Hit], score > 0, ties by document order, then chunk
         """
-        return self.retrieve(query, k, sources, kinds)
+        search = self.hybrid.search if self.hybrid else self.search_words
+        return search(query, k, sources, kinds)
 
     def search_words(self, query, k=HITS, sources=(), kinds=()):
         """Return the k best chunks by words alone; as search, where nothing else is."""
@@ -10254,7 +10254,8 @@ class Knowledge:
     def explain(self, query, hits):
         """Return what each token of a query gave to each hit; see Index.explain."""
         found = [(self._numbers[hit.source], hit.chunk - 1) for hit in hits]
-        return self._sound(lambda: self._base.index.explain(query, found))
+        rows = self._sound(lambda: self._base.index.explain(query, found))
+        return rows + (self.hybrid.ranks_of(found) if self.hybrid else [])
 
     # Changing
 
@@ -11293,8 +11294,8 @@ def retry_wait_s(headers, number, now_s, chance=None):
 
 
 # =============================================================================
-# 53. Embeddings -- texts to vectors by an endpoint, in batches and at a pace
-#    Uses: Settings, Errors, Prose, Addresses, Model
+# 53. Embedder -- texts to vectors by an endpoint, in batches and at a pace
+#    Uses: Settings, Errors, Choices, Prose, Addresses, Model
 # =============================================================================
 
 # A batch is bounded in texts and in tokens; two are on their way at once.  A batch that
@@ -11403,6 +11404,12 @@ class Embedder:
         return vectors_in(self.endpoint.post_json("embeddings", body), len(texts))
 
 
+def embedder_of(environ):
+    """Return the Embedder that the environment names, or None; raises ConfigError."""
+    settings = read_settings(environ, {})
+    return Embedder(settings) if settings.embedding_base_url else None
+
+
 def prefix_of(model, kind):
     """Return what a model wants before a question ("query") or a document.
 
@@ -11459,7 +11466,7 @@ def _floats(value):
 
 # =============================================================================
 # 54. Hybrid -- search by words and by meaning, fused
-#    Uses: Settings, Errors, Choices, Sealed, Vectors, Fusion, Files, Store, Embeddings
+#    Uses: Settings, Errors, Text, Sealed, Answers, Vectors, Fusion, Files, Store
 # =============================================================================
 
 # The vectors lie in one derived file beside knowledge.json, each under the digest of
@@ -11522,12 +11529,6 @@ def place_vectors(vectors, rows):
     return bare
 
 
-def embedder_of(environ):
-    """Return the Embedder that the environment names, or None; raises ConfigError."""
-    settings = read_settings(environ, {})
-    return Embedder(settings) if settings.embedding_base_url else None
-
-
 def starting_vectors(home, model, again=False):
     """Return the Vectors of a home to go on with: none but those of the model."""
     old, _ = (None, "") if again else load_vectors(home)
@@ -11577,26 +11578,47 @@ class Hybrid:
     def __init__(self, knowledge, vectors, embedder, mode="hybrid", notify=None):
         self.knowledge, self.vectors, self.embedder = knowledge, vectors, embedder
         self.mode, self._notify, self._places = mode, notify, None
-        self.traces = {}        # (number, chunk) -> places before: by words, by vectors
+        self.ranks, self.weights = {}, {}   # of the last search, for --explain
 
     def search(self, query, k=HITS, sources=(), kinds=()):
         """Return the k best chunks as Knowledge.search does."""
         by_words = self.knowledge.rank(query, max(k, FUSED_MAX), sources, kinds)
         by_meaning = self._by_meaning(query, max(k, FUSED_MAX), sources, kinds)
         if not by_meaning or self.mode == "words":
+            self.ranks = {}
             return self.knowledge.hits_at(by_words[:k])
         words = [row[1:] for row in by_words]
         meaning = [row[1:] for row in by_meaning]
-        self.traces = {place: [ranking.index(place) + 1 if place in ranking else 0
-                               for ranking in (words, meaning)]
-                       for place in {*words[:k], *meaning[:k]}}
-        weights = (0.0, 1.0) if self.mode == "vectors" else self._weights(by_words)
-        rankings = [words, meaning] if weights[0] else [[], meaning]
+        self.ranks = {"words": words, "vectors": meaning}
+        weights, rankings = self._weights(query, by_words), [words, meaning]
+        if self.mode == "vectors":
+            rankings[0] = []
         best = fused(rankings, weights)[:k]
         return self.knowledge.hits_at([(score, *place) for score, place in best])
 
-    def _weights(self, by_words):
-        return WORDS_WEIGHT, VECTORS_WEIGHT
+    def ranks_of(self, found):
+        """Return rows for --explain: the places of hits before they were fused."""
+        rows = []
+        for name, ranking in self.ranks.items():
+            places = [ranking.index(f) + 1 if f in ranking else 0 for f in found]
+            rows.append({"token": f"(place by {name})", "chunks": len(ranking),
+                         "idf": 0.0, "weight": self.weights[name], "shares": places})
+        return rows
+
+    def _weights(self, query, by_words):
+        """Return the weights of words and vectors: what is decisive leads.
+
+        Words are when one of the best passages holds enough of the question.
+        """
+        wanted = weighted_words(query, self.knowledge.idf)
+        coverage = max((
+            sum(covered_words(wanted, frozenset(tokens(f"{hit.title}\n{hit.text}"))))
+            for hit in self.knowledge.hits_at(by_words[:DECISIVE_HITS])
+        ), default=0.0)
+        words = coverage >= DECISIVE_COVERAGE
+        weights = (1.0, MINOR_WEIGHT) if words else (MINOR_WEIGHT, 1.0)
+        self.weights = dict(zip(self.ranks, weights))
+        return weights
 
     def _by_meaning(self, query, count, sources, kinds):
         """Return [(cosine, number, chunk index)], nothing when vectors cannot serve."""
@@ -13536,7 +13558,7 @@ SHARED = (
 
 # =============================================================================
 # 67. Intake -- the commands that add, sync, embed and remove
-#    Uses: Errors, Prose, Folders, Sources, Knowledge, Ingest, Hybrid, Consent
+#    Uses: Errors, Prose, Folders, Sources, Knowledge, Ingest, Embedder, Hybrid, Consent
 # =============================================================================
 
 # Every command is (options, console) -> exit code.  It gathers data, then shows it:
@@ -13575,7 +13597,7 @@ def use_vectors(knowledge, options, console):
             console.note(("warn", sentence))
 
         hybrid = Hybrid(knowledge, vectors, embedder, notify=_notify)
-        knowledge.retrieve = hybrid.search
+        knowledge.hybrid = hybrid
     return knowledge
 
 

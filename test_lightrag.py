@@ -7214,7 +7214,7 @@ class Test40ModelRequests(ModelCases, unittest.TestCase):
 
 
 # =============================================================================
-# 52. Embeddings
+# 53. Embedder
 
 
 MEANINGS = {"阈值": "threshold", "历史": "history", "limit": "threshold", "天气": "weather"}
@@ -7279,7 +7279,7 @@ class EmbeddingServer:
         return lr.Embedder(settings, sleep=lambda seconds: None)
 
 
-class Test52Embeddings(unittest.TestCase):
+class Test53Embedder(unittest.TestCase):
     """Texts to vectors, whatever the endpoint does."""
 
     def embedded(self, embedder, texts):
@@ -7393,6 +7393,22 @@ class Test53Hybrid(Folder):
         self.assertEqual([hit.source for hit in found], ["limits.md"])
         scoped = self.hybrid().search("历史 的 阈值", 3, ["weather.md"])
         self.assertNotIn("limits.md", [hit.source for hit in scoped])
+
+    def test_what_is_decisive_leads_and_is_explained(self):
+        self.embed()
+        knowledge = self.open()
+        vectors, _ = lr.load_vectors(self.home)
+        knowledge.hybrid = lr.Hybrid(knowledge, vectors, self.server.embedder())
+        for query, leads in (("history threshold", "words"), ("历史 阈值", "vectors")):
+            with self.subTest(query=query):
+                hits = knowledge.search(query, 2)
+                self.assertEqual(hits[0].source, "limits.md")
+                rows = {row["token"]: row for row in knowledge.explain(query, hits)}
+                words, meaning = rows["(place by words)"], rows["(place by vectors)"]
+                self.assertEqual(meaning["shares"][0], 1)
+                self.assertEqual(words["shares"][0], int(leads == "words"))
+                weights = {"words": words["weight"], "vectors": meaning["weight"]}
+                self.assertEqual(max(weights, key=weights.get), leads)
 
     def test_only_what_changed_is_embedded(self):
         self.embed()
