@@ -10067,6 +10067,7 @@ class Knowledge:
         self.notices, self._notify = [], notify     # sentences for the user, in order
         self.damaged = ""       # where a damaged file was kept, this time
         self._clock, self._searches = clock, 0
+        self._guarded = False   # inside _sound
         self._changes = {}      # source -> Document, or None when removed
         self._root_changes = {}
         self.hybrid = None      # a Hybrid, where meaning is searched as well as words
@@ -10089,15 +10090,25 @@ class Knowledge:
         self.roots = list(self._base.roots)
 
     def _sound(self, action):
-        """Return what action returns; open the base anew when it meets a bad one."""
-        for _ in range(READ_TRIES):
-            try:
-                return action()
-            except StaleError:
-                self._reload()
-            except DamageError:
-                self._reload(trusted=False)
-        return action()
+        """Return what action returns; open the base anew when it meets a bad one.
+
+        Subtle: only the outermost one starts over, since what was worked out before,
+        numbers above all, belongs to the base that has gone.
+        """
+        if self._guarded:
+            return action()
+        self._guarded = True
+        try:
+            for _ in range(READ_TRIES):
+                try:
+                    return action()
+                except StaleError:
+                    self._reload()
+                except DamageError:
+                    self._reload(trusted=False)
+            return action()
+        finally:
+            self._guarded = False
 
     def _reload(self, trusted=True):
         """Read the file as another process left it; put our changes on top."""
@@ -10182,11 +10193,11 @@ class Knowledge:
         ->       list[Hit], score > 0, ties by document order, then chunk
         """
         search = self.hybrid.search if self.hybrid else self.search_words
-        return search(query, k, sources, kinds)
+        return self._sound(lambda: search(query, k, sources, kinds))
 
     def search_words(self, query, k=HITS, sources=(), kinds=()):
         """Return the k best chunks by words alone; as search, where nothing else is."""
-        return self.hits_at(self.rank(query, k, sources, kinds))
+        return self._sound(lambda: self.hits_at(self.rank(query, k, sources, kinds)))
 
     def rank(self, query, k, sources=(), kinds=()):
         """Return [(score, number, chunk index)] of the k best chunks by words."""
