@@ -79,39 +79,40 @@ terminal, clock or environment):
     60 Review        an answer against all that its conversation has shown
     61 Agent         the loop; yields events, never prints
     62 Evaluation    run judged sets and golden cases
-    63 Console       printing, asking and progress under any encoding
-    64 Consent       ask once, and remember what the user wants remembered
-    65 Arguments     the words of a command line to a command and its options
-    66 Options       the options that several commands share
-    67 Intake        the commands that add, sync, embed and remove
-    68 Listing       the commands that list, show and search
-    69 Gate          whether a tool may do what a model wants
-    70 Attachments   what stands beside a question: @paths, standard input
-    71 Setup         the agent of a run, made of what the user set up
-    72 Telling       an answer as it comes, and the sources behind it
-    73 Asking        one question: its answer, and what --json says of it
-    74 Facts         the memory command, and what a conversation leaves behind
-    75 Sessions      saved conversations: go on, begin anew, sum up, export
-    76 Panels        what the prompt shows of models, tools, rules and sources
-    77 Talk          one conversation at the prompt
-    78 Grading       the command that evaluates
-    79 Prompt        the interactive prompt
-    80 Chat          the prompt with its commands
-    81 Admission     who may ask a server, and how often
-    82 Wire          the agent's events as the page knows them
-    83 Completions   the OpenAI format, as a server speaks it
-    84 Layout        the page: what stands where, and how it looks
-    85 Script        what the page does
-    86 Manners       how the page is used: asking, documents, permission, keys
-    87 Opening       settings to a model, and a conversation to its agent
-    88 Service       the agent and the knowledge base for faces that serve several
-    89 Web           the page, its endpoints, and an endpoint for chat clients
-    90 Endpoints     one request: through the gates, to its answer
-    91 Serving       connections, and the command that serves
-    92 Rpc           JSON-RPC 2.0, a message a line
-    93 Mcp           the same tools for other agents, over standard input and output
-    94 Faces         the commands that serve others
-    95 Command line  the table of commands, and main
+    63 Replay        a model's answers, kept by case and given again
+    64 Console       printing, asking and progress under any encoding
+    65 Consent       ask once, and remember what the user wants remembered
+    66 Arguments     the words of a command line to a command and its options
+    67 Options       the options that several commands share
+    68 Intake        the commands that add, sync, embed and remove
+    69 Listing       the commands that list, show and search
+    70 Gate          whether a tool may do what a model wants
+    71 Attachments   what stands beside a question: @paths, standard input
+    72 Setup         the agent of a run, made of what the user set up
+    73 Telling       an answer as it comes, and the sources behind it
+    74 Asking        one question: its answer, and what --json says of it
+    75 Facts         the memory command, and what a conversation leaves behind
+    76 Sessions      saved conversations: go on, begin anew, sum up, export
+    77 Panels        what the prompt shows of models, tools, rules and sources
+    78 Talk          one conversation at the prompt
+    79 Grading       the command that evaluates
+    80 Prompt        the interactive prompt
+    81 Chat          the prompt with its commands
+    82 Admission     who may ask a server, and how often
+    83 Wire          the agent's events as the page knows them
+    84 Completions   the OpenAI format, as a server speaks it
+    85 Layout        the page: what stands where, and how it looks
+    86 Script        what the page does
+    87 Manners       how the page is used: asking, documents, permission, keys
+    88 Opening       settings to a model, and a conversation to its agent
+    89 Service       the agent and the knowledge base for faces that serve several
+    90 Web           the page, its endpoints, and an endpoint for chat clients
+    91 Endpoints     one request: through the gates, to its answer
+    92 Serving       connections, and the command that serves
+    93 Rpc           JSON-RPC 2.0, a message a line
+    94 Mcp           the same tools for other agents, over standard input and output
+    95 Faces         the commands that serve others
+    96 Command line  the table of commands, and main
 
 Words: a document has a title, a source (the path or URL it came from) and a text;
 a chunk is a passage of it, text[start:end]; a hit is a chunk that a search found;
@@ -12756,7 +12757,7 @@ class Agent:
 
 # =============================================================================
 # 62. Evaluation -- run judged sets and golden cases
-#    Uses: Settings, Errors, Prose, Answers, Metrics, Golden, Files, Knowledge
+#    Uses: Settings, Errors, Prose, Metrics, Golden, Files, Knowledge
 # =============================================================================
 
 # What is evaluated is handed in: search is (question, k) -> [Hit], ask is
@@ -12854,15 +12855,6 @@ def run_set(judged, search, progress=None):
     return mean_of(rows)
 
 
-def extracted(case, knowledge, k):
-    """Return the Outcome of a case that is answered by extract."""
-    hits = knowledge.search(case.question, k)
-    answer = extract(case.question, hits, knowledge.idf)
-    cited = tuple(cited.hit.source for cited in answer.citations)
-    found = tuple(hit.source for hit in hits)
-    return Outcome(answer.text, answer.refused, cited, found)
-
-
 def run_cases(cases, ask, pause=None, progress=None):
     """Ask the questions of cases; -> rows of {"id", "passed", "reason"}.
 
@@ -12916,7 +12908,142 @@ class Pace:
 
 
 # =============================================================================
-# 63. Console -- printing, asking and progress under any encoding
+# 63. Replay -- a model's answers, kept by case and given again
+#    Uses: Errors, Golden, Protocol, Stream, Network, Http, Model, Calls, Agent
+# =============================================================================
+
+# A recording holds what a model said for each case, in order: {case: [turn, ...]}.  It
+# goes by case and not by request, so that a new wording of a prompt needs no new
+# recording; what our side makes of the answers is what a replay tests.
+
+
+def turn_json(turn):
+    """Return a model's answer as a recording holds it."""
+    calls = [call._asdict() for call in turn.calls]
+    return {"text": turn.text, "calls": calls, "finish": turn.finish}
+
+
+def turn_of(row):
+    """Return the Turn of a recording's row; raises ConfigError when it is none."""
+    try:
+        calls = tuple(Call(**call) for call in row["calls"])
+        return Turn(row["text"], calls, row["finish"])
+    except (KeyError, TypeError):
+        raise ConfigError("the recording holds no answers: record again") from None
+
+
+class Recorder:
+    """A Model that keeps what it says; learned is as the Model has it."""
+
+    def __init__(self, model, turns):
+        self.model, self.turns = model, turns
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def chat(self, *arguments, **options):
+        """Yield what the model yields, and keep its Turn."""
+        for event in self.model.chat(*arguments, **options):
+            if isinstance(event, Turn):
+                self.turns.append(turn_json(event))
+            yield event
+
+
+class Replayer:
+    """Stands where a Model does, and says what a recording holds, in order."""
+
+    takes_tools, scale, window = True, 1.0, 0
+
+    def __init__(self, turns):
+        self.turns = list(turns)
+
+    def default_name(self):
+        """The name of the model."""
+        return "replay"
+
+    def window_tokens(self):
+        """How much the model takes is not known."""
+        return 0
+
+    def chat(self, messages, *arguments, **options):
+        """Yield the next answer.
+
+        Raises ModelError when the recording is at its end
+        """
+        if not self.turns:
+            raise ModelError("the recording has no further answer: record again")
+        turn = turn_of(self.turns.pop(0))
+        if turn.text:
+            yield TextDelta(turn.text)
+        yield turn
+
+
+def outcome_of(events):
+    """Return the Outcome of an agent's events."""
+    found, tools = (), []
+    for event in events:
+        if isinstance(event, Retrieval):
+            found = tuple(hit.source for hit in event.hits)
+        elif isinstance(event, Step) and event.ok:
+            tools.append(event.tool)
+        elif isinstance(event, Done):
+            if event.error:
+                raise event.error
+            cited = tuple(c.hit.source for c in event.citations)
+            return Outcome(event.answer, event.refused, cited, found, tuple(tools))
+    raise ModelError("the agent came to no end")
+
+
+class Face:
+    """A web face that runs somewhere, asked from outside as its page asks it.
+
+    address  str, as serve prints it: with ?token=... where it wants one
+    """
+
+    def __init__(self, address, environ):
+        from urllib.parse import parse_qs, urlsplit
+
+        parts = urlsplit(address)
+        self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}/api/ask"
+        self.token = parse_qs(parts.query).get("token", [""])[0]
+        self.network = read_network(environ)
+
+    def ask(self, question):
+        """Return the Outcome of a question.
+
+        Raises NetworkError, LostError, or ModelError with what the face refuses
+        """
+        headers = {"Content-Type": "application/json", "Connection": "close",
+                   "X-Lightrag-Token": self.token}
+        body = json.dumps({"question": question}).encode("utf-8")
+        with exchange("POST", self.url, headers, body, MODEL_LIMITS,
+                      self.network) as reply:
+            if reply.status != 200:
+                raise ModelError(f"{self.url}: {read_fault(reply.read()).message}")
+            return outcome_of_frames(sse_events(reply.pieces()))
+
+
+def outcome_of_frames(frames):
+    """Return the Outcome of the (event, data) of a face's answer."""
+    text, found, cited, tools = "", (), (), []
+    for name, data in frames:
+        data = json.loads(data)
+        if name == "retrieval":
+            found = tuple(hit["source"] for hit in data["hits"])
+        elif name == "step" and data["ok"]:
+            tools.append(data["tool"])
+        elif name == "citations":
+            cited = tuple(row["source"] for row in data["citations"])
+        elif name == "error":
+            raise ModelError(data["message"])
+        elif name == "done":
+            text = data["answer"]
+            return Outcome(text, data["refused"], cited, found, tuple(tools))
+    raise LostError("the face ended without an answer")
+
+
+# =============================================================================
+# 64. Console -- printing, asking and progress under any encoding
 #    Uses: Settings, Errors, Prose
 # =============================================================================
 
@@ -13222,7 +13349,7 @@ def known_error(error):
 
 
 # =============================================================================
-# 64. Consent -- ask once, and remember what the user wants remembered
+# 65. Consent -- ask once, and remember what the user wants remembered
 #    Uses: Settings, Errors, Prose, Permissions, Folders, Ingest
 # =============================================================================
 
@@ -13373,7 +13500,7 @@ class Consent:
 
 
 # =============================================================================
-# 65. Arguments -- the words of a command line to a command and its options [pure]
+# 66. Arguments -- the words of a command line to a command and its options [pure]
 #    Uses: Errors, Prose
 # =============================================================================
 
@@ -13533,7 +13660,7 @@ def _option_rows(options):
 
 
 # =============================================================================
-# 66. Options -- the options that several commands share [pure]
+# 67. Options -- the options that several commands share [pure]
 #    Uses: Settings, Chunks, Arguments
 # =============================================================================
 
@@ -13568,7 +13695,7 @@ SHARED = (
 
 
 # =============================================================================
-# 67. Intake -- the commands that add, sync, embed and remove
+# 68. Intake -- the commands that add, sync, embed and remove
 #    Uses: Errors, Prose, Folders, Sources, Knowledge, Ingest, Embedder, Hybrid, Consent
 # =============================================================================
 
@@ -13832,7 +13959,7 @@ def report_json(report):
 
 
 # =============================================================================
-# 68. Listing -- the commands that list, show and search
+# 69. Listing -- the commands that list, show and search
 #    Uses: Errors, Prose, Ingest, Intake
 # =============================================================================
 
@@ -13993,7 +14120,7 @@ def show_explained(row, console):
 
 
 # =============================================================================
-# 69. Gate -- whether a tool may do what a model wants
+# 70. Gate -- whether a tool may do what a model wants
 #    Uses: Settings, Prose, Permissions, Folders, Sources, Lookup, Intake
 # =============================================================================
 
@@ -14083,7 +14210,7 @@ def open_box(knowledge, memory, conversation, gate, pages, clock, progress=None)
 
 
 # =============================================================================
-# 70. Attachments -- what stands beside a question: @paths, standard input
+# 71. Attachments -- what stands beside a question: @paths, standard input
 #    Uses: Settings, Errors, Prose, Decoding, Documents, Knowledge, Reach, Lookup
 # =============================================================================
 
@@ -14137,7 +14264,7 @@ def piped_text(console, limit):
 
 
 # =============================================================================
-# 71. Setup -- the agent of a run, made of what the user set up
+# 72. Setup -- the agent of a run, made of what the user set up
 #    Uses: Choices, Folders, Memory, Conversation, Model, Calls, Agent, Intake, Gate
 # =============================================================================
 
@@ -14151,9 +14278,10 @@ class Setup:
     options       as parse gives them
     console       Console
     conversation  Conversation, or None for a new one
+    model         what stands in a Model's place, or None for that of the settings
     """
 
-    def __init__(self, options, console, conversation=None):
+    def __init__(self, options, console, conversation=None, model=None):
         self.options, self.console = options, console
         config = load_config(options.environ)
         self.settings = read_settings(options.environ, config, options.max_steps)
@@ -14161,7 +14289,7 @@ class Setup:
         self.conversation = conversation or new_conversation(self.sessions, time.time())
         self.unused = ""            # why a model that is set up is not asked
         self.hold = not console.out_ansi or options.json
-        self._model, self._pages = None, {}
+        self._model, self._pages = model, {}
 
     def agent(self):
         """Return the Agent over the knowledge base as it is now."""
@@ -14202,7 +14330,7 @@ def open_model(settings, consent):
 
 
 # =============================================================================
-# 72. Telling -- an answer as it comes, and the sources behind it
+# 73. Telling -- an answer as it comes, and the sources behind it
 #    Uses: Settings, Prose, Answers, Stream, Deltas, Model, Calls, Agent, Gate
 # =============================================================================
 
@@ -14330,7 +14458,7 @@ def show_sources(citations, question, console):
 
 
 # =============================================================================
-# 73. Asking -- one question: its answer, and what --json says of it
+# 74. Asking -- one question: its answer, and what --json says of it
 #    Uses: Settings, Errors, Context, Intake, Listing, Attachments, Setup, Telling
 # =============================================================================
 
@@ -14421,7 +14549,7 @@ def bare_call(console):
 
 
 # =============================================================================
-# 74. Facts -- the memory command, and what a conversation leaves behind
+# 75. Facts -- the memory command, and what a conversation leaves behind
 #    Uses: Settings, Errors, Prose, Memory, Consent, Arguments, Intake
 # =============================================================================
 
@@ -14500,7 +14628,7 @@ def keep_facts(setup, _=""):
 
 
 # =============================================================================
-# 75. Sessions -- saved conversations: go on, begin anew, sum up, export
+# 76. Sessions -- saved conversations: go on, begin anew, sum up, export
 #    Uses: Settings, Errors, Prose, Answers, Context, Files, Conversation
 # =============================================================================
 
@@ -14588,7 +14716,7 @@ def as_markdown(conversation):
 
 
 # =============================================================================
-# 76. Panels -- what the prompt shows of models, tools, rules and sources
+# 77. Panels -- what the prompt shows of models, tools, rules and sources
 #    Uses: Settings, Errors, Prose, Answers, Addresses, Tools, Intake, Listing
 # =============================================================================
 
@@ -14668,7 +14796,7 @@ def open_source(setup, text):
 
 
 # =============================================================================
-# 77. Talk -- one conversation at the prompt
+# 78. Talk -- one conversation at the prompt
 #    Uses: Answers, Listing, Attachments, Setup, Telling, Asking, Sessions, Panels
 # =============================================================================
 
@@ -14713,8 +14841,8 @@ class Talk:
             self.console.note("No answer with sources yet.")
 
 # =============================================================================
-# 78. Grading -- the command that evaluates
-#    Uses: Errors, Prose, Golden, Plots, Files, Evaluation, Intake
+# 79. Grading -- the command that evaluates
+#    Uses: Errors, Prose, Golden, Plots, Files, Evaluation, Replay, Setup, Asking
 # =============================================================================
 
 # A word is a golden file or the folder of a judged set.  Cases are asked of the
@@ -14764,18 +14892,39 @@ def eval_cases(path, options, console):
     cases = chosen_cases(read_cases(read_json(path)), options.filter)
     if not cases:
         raise UsageError(f"no case of {one_line(path)} is chosen by --filter")
-    knowledge = open_knowledge(options, console)
     if options.add:
-        report = add_sources(options.add, knowledge, options, console)
-        console.note(count_outcomes(report))
-    pause = Pace(options.pace) if options.pace else None
-
-    def _ask(case):
-        return extracted(case, knowledge, options.k)
-
-    rows = run_cases(cases, _ask, pause, console.progress)
+        add_first(options, console)
+    pause, recording = Pace(options.pace) if options.pace else None, {}
+    setting, ask = answering(options, console, recording)
+    rows = run_cases(cases, ask, pause, console.progress)
+    if options.record:
+        data = json.dumps(recording, ensure_ascii=False, indent=1) + "\n"
+        write_atomic(options.record, [whole_characters(data).encode("utf-8")])
     name = os.path.splitext(os.path.basename(path))[0]
-    return name, rows, {"extract": passed_shares(cases, rows)}
+    return name, rows, {setting: passed_shares(cases, rows)}
+
+
+def answering(options, console, recording):
+    """Return (setting, callable: Case -> Outcome): who answers the cases.
+
+    recording  {case: turns}; what the model says is put into it
+    """
+    if options.base_url:
+        face = Face(options.base_url, options.environ)
+        return "face", lambda case: face.ask(case.question)
+    kept = read_json(options.replay) if options.replay else {}
+
+    def _ask(model, case):
+        agent = Setup(options, console, model=model).agent()
+        return outcome_of(agent.ask(case.question, options.k))
+
+    if options.replay:
+        return "replay", lambda case: _ask(Replayer(kept.get(case.name, ())), case)
+    model = Setup(options, console).agent().model
+    if model is None:
+        return "extract", lambda case: _ask(None, case)
+    return "model", lambda case: _ask(
+        Recorder(model, recording.setdefault(case.name, [])), case)
 
 
 def show_evaluation(result, console):
@@ -14799,7 +14948,7 @@ def show_evaluation(result, console):
 
 
 # =============================================================================
-# 79. Prompt -- the interactive prompt
+# 80. Prompt -- the interactive prompt
 #    Uses: Settings, Errors, Prose, Decoding, Folders, Console, Arguments
 # =============================================================================
 
@@ -15019,7 +15168,7 @@ def mend(line, encoding):
 
 
 # =============================================================================
-# 80. Chat -- the prompt with its commands
+# 81. Chat -- the prompt with its commands
 #    Uses: Errors, Console, Arguments, Options, Facts, Sessions, Panels, Talk, Prompt
 # =============================================================================
 
@@ -15121,7 +15270,7 @@ TALKING = {
 
 
 # =============================================================================
-# 81. Admission -- who may ask a server, and how often [pure]
+# 82. Admission -- who may ask a server, and how often [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -15302,7 +15451,7 @@ def spent_on(record, day):
 
 
 # =============================================================================
-# 82. Wire -- the agent's events as the page knows them [pure]
+# 83. Wire -- the agent's events as the page knows them [pure]
 #    Uses: Settings, Prose, Stream, Context, Model, Calls, Agent
 # =============================================================================
 
@@ -15383,7 +15532,7 @@ def shown_history(conversation):
 
 
 # =============================================================================
-# 83. Completions -- the OpenAI format, as a server speaks it [pure]
+# 84. Completions -- the OpenAI format, as a server speaks it [pure]
 #    Uses: Answers, Protocol, Conversation, Wire
 # =============================================================================
 
@@ -15468,7 +15617,7 @@ def models_json():
 
 
 # =============================================================================
-# 84. Layout -- the page: what stands where, and how it looks [pure]
+# 85. Layout -- the page: what stands where, and how it looks [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -15690,7 +15839,7 @@ PAGE_HTML = """<!doctype html>
 
 
 # =============================================================================
-# 85. Script -- what the page does [pure]
+# 86. Script -- what the page does [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -15991,7 +16140,7 @@ const time = (seconds) => node("span", { className: "number" },
 
 
 # =============================================================================
-# 86. Manners -- how the page is used: asking, documents, permission, keys [pure]
+# 87. Manners -- how the page is used: asking, documents, permission, keys [pure]
 #    Uses: Layout, Script
 # =============================================================================
 
@@ -16198,7 +16347,7 @@ def page_html(nonce, token):
 
 
 # =============================================================================
-# 87. Opening -- settings to a model, and a conversation to its agent
+# 88. Opening -- settings to a model, and a conversation to its agent
 #    Uses: Choices, Protocol, Folders, Memory, Calls, Agent, Intake, Gate, Setup
 # =============================================================================
 
@@ -16237,7 +16386,7 @@ def open_shared_model(options, console):
 
 
 # =============================================================================
-# 88. Service -- the agent and the knowledge base for faces that serve several
+# 89. Service -- the agent and the knowledge base for faces that serve several
 #    Uses: Settings, Errors, Ingest, Conversation, Consent, Intake, Listing, Opening
 # =============================================================================
 
@@ -16435,7 +16584,7 @@ def open_service(options, console):
 
 
 # =============================================================================
-# 89. Web -- the page, its endpoints, and an endpoint for chat clients
+# 90. Web -- the page, its endpoints, and an endpoint for chat clients
 #    Uses: Settings, Errors, Prose, Files, Admission, Wire, Service
 # =============================================================================
 
@@ -16643,7 +16792,7 @@ class PageAsker(Nobody):
 
 
 # =============================================================================
-# 90. Endpoints -- one request: through the gates, to its answer
+# 91. Endpoints -- one request: through the gates, to its answer
 #    Uses: Settings, Errors, Intake, Admission, Wire, Completions, Manners, Service, Web
 # =============================================================================
 
@@ -16939,7 +17088,7 @@ ENDPOINTS = {
 
 
 # =============================================================================
-# 91. Serving -- connections, and the command that serves
+# 92. Serving -- connections, and the command that serves
 #    Uses: Settings, Errors, Files, Admission, Service, Web, Endpoints
 # =============================================================================
 
@@ -17095,7 +17244,7 @@ def web_limits(environ):
 
 
 # =============================================================================
-# 92. Rpc -- JSON-RPC 2.0, a message a line [pure]
+# 93. Rpc -- JSON-RPC 2.0, a message a line [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -17150,7 +17299,7 @@ def rpc_failure(name, error):
 
 
 # =============================================================================
-# 93. Mcp -- the same tools for other agents, over standard input and output
+# 94. Mcp -- the same tools for other agents, over standard input and output
 #    Uses: Settings, Errors, Context, Lookup, Tools, Intake, Wire, Opening, Service, Rpc
 # =============================================================================
 
@@ -17376,7 +17525,7 @@ def mcp_command(options, console):
 
 
 # =============================================================================
-# 94. Faces -- the commands that serve others
+# 95. Faces -- the commands that serve others
 #    Uses: Settings, Arguments, Options, Serving, Mcp
 # =============================================================================
 
@@ -17398,7 +17547,7 @@ FACES = {
 
 
 # =============================================================================
-# 95. Command line -- the table of commands, and main
+# 96. Command line -- the table of commands, and main
 #    Uses: Console, Arguments, Options, Intake, Listing, Asking, Grading, Chat, Faces
 # =============================================================================
 
@@ -17450,6 +17599,9 @@ COMMANDS = {
                 repeated=True),
          Option(("--pace",), "N", "questions a minute at most", least=1),
          Option(("--baseline",), "FILE", "an earlier --json: fail where it was better"),
+         Option(("--record",), "FILE", "keep what the model says"),
+         Option(("--replay",), "FILE", "answer with what was kept, without a model"),
+         Option(("--base-url",), "URL", "ask a web face that runs: as serve prints it"),
          Option(("--html",), "FILE", "write a page with tables and plots")),
         "eval notes/golden.json --add notes --yes",
     ),

@@ -9357,13 +9357,62 @@ class Test57Grading(unittest.TestCase):
         with open(page, encoding="utf-8") as file:
             self.assertIn("<td>tiny</td><td>words</td>", file.read())
 
+    def test_what_a_model_said_is_recorded_and_replayed(self):
+        def _play(request):
+            if request.method == "GET":
+                return [answer(200, b'{"data": [{"id": "tiny"}]}')]
+            body = json.loads(request.body)
+            last = body["messages"][-1]
+            if last["role"] == "tool":
+                return told("见 4000 [1]。")
+            if "moon" in last["content"]:
+                return told("They do not say.")
+            return called(("rag_read", {"source": "notes/day5.md"}))
+
+        server = ScriptedServer(_play)
+        kept = os.path.join(self.project.root, "kept.json")
+        self.project.environ["OPENAI_BASE_URL"] = server.url + "/v1"
+        try:
+            code, data = self.project.data("eval", self.file, "--record", kept)
+        finally:
+            server.__exit__()
+        self.assertEqual((code, data["failed"]), (0, 0))
+        self.assertIn("model", data["metrics"]["golden"])
+        with open(kept, encoding="utf-8") as file:
+            turns = json.load(file)
+        self.assertEqual({name: len(t) for name, t in turns.items()},
+                         {"limit": 2, "moon": 1})
+        del self.project.environ["OPENAI_BASE_URL"]
+        code, data = self.project.data("eval", self.file, "--replay", kept)
+        self.assertEqual((code, data["failed"]), (0, 0))
+        turns["limit"].pop()
+        turns["moon"] = [{"words": "none"}]
+        self.project.write("kept.json", json.dumps(turns))
+        code, data = self.project.data("eval", self.file, "--replay", kept)
+        reasons = [row["reason"] for row in data["cases"]]
+        self.assertEqual(code, 1)
+        self.assertIn("no further answer", reasons[0])
+        self.assertIn("holds no answers", reasons[1])
+
+    def test_a_face_is_asked_from_outside(self):
+        process = self.project.start("serve", "--port", "0", "--json")
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.stderr.close)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        said = json.loads(process.stdout.readline())
+        address = f"{said['url']}?token={said['token']}"
+        code, data = self.project.data("eval", self.file, "--base-url", address)
+        self.assertEqual((code, data["failed"]), (0, 0), data)
+        self.assertIn("face", data["metrics"]["golden"])
+
     def test_files_that_cannot_be_read_are_named(self):
         for words in (["none.json"], [self.file, "--baseline", "none.json"]):
             code, data = self.project.data("eval", *words)
             self.assertEqual((code, data["error"]["kind"]), (2, "usage"))
             self.assertIn("none.json", data["error"]["message"])
 
-    def test_the_golden_cases_of_the_notes_pass_by_extract(self):
+    def test_the_golden_cases_of_the_notes_pass(self):
         """The sample knowledge base answers and refuses as it should."""
         notes = os.path.join(HERE, "notes")
         with open(os.path.join(notes, "golden.json"), encoding="utf-8") as file:
@@ -9373,6 +9422,10 @@ class Test57Grading(unittest.TestCase):
         shutil.copytree(notes, os.path.join(project.root, "sample"))
         golden = os.path.join(notes, "golden.json")
         code, data = project.data("eval", golden, "--add", "sample", "-y")
+        failed = [row for row in data["cases"] if not row["passed"]]
+        self.assertEqual((code, failed), (0, []))
+        kept = os.path.join(notes, "golden-replay.json")
+        code, data = project.data("eval", golden, "--replay", kept)
         failed = [row for row in data["cases"] if not row["passed"]]
         self.assertEqual((code, failed), (0, []))
 
