@@ -12187,14 +12187,14 @@ class Requests:
             request = without_calls(request)
         known, self.conversation.left_out = self.conversation.left_out, left_out
         if left_out > known and not self.conversation.summary:
-            return request, Notice(f"the oldest {left_out} turns no longer fit the "
-                                   "request and are left out")
+            return request, Notice("the oldest turns no longer fit the request and are "
+                                   f"left out ({left_out})")
         return request, None
 
-    def options(self):
-        """Return what else is said to the model, or None."""
+    def options(self, least=0):
+        """Return what else is said to the model: a limit of at least so many tokens."""
         limit = self.settings.answer_tokens
-        return {"max_tokens": limit} if limit else None
+        return {"max_tokens": max(limit, least)} if limit else None
 
     def offered(self, schemas):
         """Return the tools of a request: none where they would fill the budget."""
@@ -12270,7 +12270,8 @@ class Requests:
         data = fenced(cut_to_tokens(text, budget - fence_tokens), "conversation", nonce)
         request.append(text_message("user", data))
         name = self.settings.fast_model
-        for event in self.model.chat(request, None, False, name, self.options()):
+        options = self.options(SUMMARY_CHARS_MAX)   # one a character is enough
+        for event in self.model.chat(request, None, False, name, options):
             if isinstance(event, Turn):
                 if event.incomplete or event.calls or event.finish != "stop":
                     raise ModelError(event.incomplete or "its answer is not whole")

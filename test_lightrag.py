@@ -10110,6 +10110,115 @@ class Test49Asking(unittest.TestCase):
         self.assertNotRegex(out + err, "[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
+def answers_at(url):
+    """Tell whether an endpoint answers at an address."""
+    import urllib.request
+    try:
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with direct.open(url + "/models", timeout=5) as reply:
+            return reply.status == 200
+    except OSError:
+        return False
+
+
+CHAOS = [      # (behaviours of the server, mode of the answer, exit code)
+    ([{"type": "fail", "status": 429, "retry_after": 0.1, "times": 2}], "model", 0),
+    ([{"type": "fail", "status": 500}], "model", 0),
+    ([{"type": "fail", "status": 503, "times": 2}], "model", 0),
+    ([{"type": "stream_fault", "kind": "disconnect", "after_chunks": 1}], "model", 0),
+    ([{"type": "stream_fault", "kind": "truncate", "after_chunks": 2}], "model", 0),
+    ([{"type": "stream_fault", "kind": "malformed", "after_chunks": 1}], "model", 0),
+    ([{"type": "slow_first_token", "seconds": 0.3}], "model", 0),
+    ([{"type": "tool_fault", "kind": "unknown_tool"}], "model", 0),
+    ([{"type": "tool_fault", "kind": "malformed_arguments"}], "model", 0),
+    ([], "model", 0),
+    ([{"type": "fail", "status": 401, "times": 9}], "extract", 4),
+    ([{"type": "fail", "status": 400, "times": 9}], "extract", 1),
+    ([{"type": "fail", "status": 500, "times": 9}], "extract", 1),
+    ([{"type": "stream_fault", "kind": "disconnect", "after_chunks": 1, "times": 9}],
+     "extract", 1),
+]
+
+
+class Test69RealServers(unittest.TestCase):
+    """Slow checks against servers that others wrote, where their addresses are given."""
+
+    QUESTION = "What is the default of MAX_HISTORY_CHARS?"
+
+    def setUp(self):
+        if not SLOW:
+            self.skipTest("LRAG_TEST_SLOW=1 runs it")
+        self.project = Project(self)
+        self.project.call("add", "notes", "-y")
+
+    def url(self, name):
+        """The address of a server, or a reason to skip."""
+        url = os.environ.get(name, "")
+        if not url or not answers_at(url):
+            self.skipTest(f"{name} names no server that answers")
+        return url
+
+    def post(self, url, path, data=None):
+        """Speak to the control of the chaos server."""
+        import urllib.request
+        body = json.dumps(data or {}).encode()
+        with urllib.request.urlopen(url.removesuffix("/v1") + path, body, 10) as reply:
+            return reply.read()
+
+    def test_questions_to_a_server_of_faults(self):
+        url = self.url("LRAG_TEST_CHAOS_URL")
+        count = int(os.environ.get("LRAG_TEST_CHAOS_COUNT", "500"))
+        self.project.environ.update(OPENAI_BASE_URL=url, OPENAI_MODEL="gpt-4o",
+                                    OPENAI_API_KEY=KEY)
+        self.post(url, "/_llmock/reset")
+        wrong, verdicts = [], []
+        for i in range(count):
+            faults, mode, code = CHAOS[i % len(CHAOS)]
+            said = {"type": "reply", "text": "It is 4000 characters [1].", "times": 9}
+            healing = [said] if mode == "model" else []
+            self.post(url, "/_llmock/reset")
+            self.post(url, "/_llmock/scenario", {"behaviors": [
+                {**behaviour, "match": {"path": "*chat*"}}
+                for behaviour in [*faults, *healing]]})
+            found, out, err = self.project.call("ask", "--json", self.QUESTION)
+            data = json.loads(out)
+            sentences = err.count("lightrag:")
+            verdict = self.verdict(url)
+            verdicts.append(verdict)
+            if (found, data["mode"], sentences) != (code, mode, int(mode == "extract")) \
+                    or "4000" not in data["answer"] or "Traceback" in err \
+                    or "FAIL" in verdict:
+                wrong.append((faults, found, data["mode"], data["answer"][:60], err, verdict))
+        self.assertEqual(wrong[:3], [])
+        failed = [v for v in verdicts if "PASS" not in v and "0 error(s)" not in v]
+        self.assertEqual(failed, [])
+        print(f"{count} questions, {sum('WARN' in v for v in verdicts)} warnings")
+
+    def verdict(self, url):
+        """What the chaos server says of our retries since its last reset."""
+        import urllib.request
+        address = url.removesuffix("/v1") + "/_llmock/verdict?format=text"
+        with urllib.request.urlopen(address, timeout=10) as reply:
+            return reply.read().decode()
+
+    def test_a_real_model(self):
+        url = self.url("LRAG_TEST_MODEL_URL")
+        self.project.environ.update(
+            OPENAI_BASE_URL=url, LRAG_ANSWER_TOKENS="100", LRAG_BUDGET_TOKENS="1800")
+        for steps in ("0", "2"):
+            code, data = self.project.data("ask", "--max-steps", steps, self.QUESTION)
+            self.assertIn(code, (0, 3, 6), data)
+            self.assertEqual(data["mode"] if code in (0, 3) else "model", "model", data)
+        questions = [f"Question {i}: what is {self.QUESTION}" for i in range(5)]
+        run = self.project.run("chat", "--max-steps", "0", LRAG_BUDGET_TOKENS="1200",
+                               stdin="\n\n".join([*questions, "/compress", ""]).encode())
+        err = run.stderr.decode()
+        self.assertEqual(run.returncode, 0, err)
+        self.assertNotIn("Traceback", err)
+        self.assertNotIn("reports an error", err)
+        self.assertRegex(err, "history (?:was not )?compressed|nothing to compress")
+
+
 # =============================================================================
 # 69. Facts
 # =============================================================================
