@@ -677,6 +677,7 @@ SECRET_RULES = """
     *.env .env* *.pem *.key *.p12 *.pfx *.p8 *.jks *.keystore *.ppk *.kdb *.kdbx *.ovpn
     *.tfvars *.tfstate *.tfstate.* id_rsa* id_dsa* id_ecdsa* id_ed25519* !id_*.pub
     .netrc _netrc .pgpass pgpass.conf .my.cnf .npmrc .pypirc .git-credentials .dockercfg
+    shadow shadow- gshadow gshadow- master.passwd
     .htpasswd .vault-token .s3cfg .boto kubeconfig .*_history
     .aws/ .ssh/ .gnupg/ .kube/ .azure/ .gcloud/ .password-store/ .git/
     !*.example !*.sample !*.template !*.tmpl !*.dist !.env.example.* !.env.*.example
@@ -1189,7 +1190,13 @@ ABBREVIATION = re.compile(
 LINE_START = re.compile(
     r"[ \t]*(?:\n|[-*+•#>|=~`]|\d+[.)、]|[（(]?[一二三四五六七八九十]+[)）、])"
 )
-WRAPPED_CHARS_MIN = 40      # a shorter line ended because its author ended it
+# A shorter line ended because its author ended it, unless the next one goes on in small
+# letters and is no "name: value".
+WRAPPED_CHARS_MIN = 40
+SHORT_LINE_CHARS_MIN = 20
+WORD_GOES_ON = re.compile(
+    r"[ \t]*[a-z][a-z'-]*(?:[ ,.;?!]|$)(?![ \t]*[=:])", re.MULTILINE
+)
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 # What drives a terminal: C0 and C1 codes but newline and tab, DEL, and the signs that
@@ -1227,7 +1234,9 @@ def _goes_on(text, start, match):
     """Tell whether the sentence from start goes on after a possible end."""
     if match[0] == "\n":
         line = match.start() - (text.rfind("\n", 0, match.start()) + 1)
-        return line >= WRAPPED_CHARS_MIN and not LINE_START.match(text, match.end())
+        wrapped = line >= WRAPPED_CHARS_MIN or (
+            line >= SHORT_LINE_CHARS_MIN and WORD_GOES_ON.match(text, match.end()))
+        return bool(wrapped) and not LINE_START.match(text, match.end())
     if match[0] != ".":
         return False
     return bool(ABBREVIATION.search(text[max(start, match.end() - 12) : match.end()]))
@@ -10065,7 +10074,7 @@ class Knowledge:
     def __init__(self, home=None, root=None, clock=time.time, notify=None):
         self.home = os.path.abspath(home) if home else None
         self.root = root or root_of(self.home)
-        self.notices, self._notify = [], notify     # sentences for the user, in order
+        self.notices, self.notify = [], notify     # sentences for the user, in order
         self.damaged = ""       # where a damaged file was kept, this time
         self._clock, self._searches = clock, 0
         self._guarded = False   # inside _sound
@@ -10129,8 +10138,8 @@ class Knowledge:
 
     def _notice(self, sentence):
         self.notices.append(sentence)
-        if self._notify:
-            self._notify(sentence)
+        if self.notify:
+            self.notify(sentence)
 
     @property
     def documents(self):
@@ -12437,6 +12446,7 @@ class Review(NamedTuple):
 
 def review(question, text, register, idf):
     """Return the Review of an answer; register knows what each mark is."""
+    text = printable(text)      # a number in an escape code is no claim
     citations, stray = register.cited(text)
     passages = {source.n: source.hit for source in register.sources}
     findings = check_answer(text, passages, idf)
@@ -12726,7 +12736,7 @@ class Agent:
         if cut_off:
             yield Notice("the answer is incomplete: cut off by the length limit")
         seen = self._review(turn, reply.text)
-        if seen.text != reply.text:
+        if seen.repair:             # something is marked as doubtful
             yield Reset()
             yield TextDelta(seen.text)
         yield from map(Notice, seen.notices)
@@ -13063,6 +13073,8 @@ class Console:
     environ                mapping, read for NO_COLOR and TERM
     clock                  () -> seconds, paces the progress line
     """
+
+    yes_flag = "--yes"      # what a script says in place of a yes
 
     def __init__(self, stdin, stdout, stderr, environ, clock=time.monotonic):
         self.stdin = _lenient(stdin, "surrogateescape")
@@ -13431,6 +13443,8 @@ class Consent:
         """
         if self.yes and flag == "--yes":
             return ""
+        if flag == "--yes":
+            flag = self.console.yes_flag
         if not flag and rules:
             flag = f"--allow '{rules[0]}'"
         self.console.note(question)
@@ -13709,10 +13723,19 @@ SHARED = (
 
 
 
-def open_knowledge(options, console):
-    """Open the knowledge base that the options name."""
-    home = options.home or find_home(options.cwd)
-    knowledge = Knowledge(home, notify=lambda notice: console.note(("warn", notice)))
+def open_knowledge(options, console, adding=False):
+    """Open the knowledge base that the options name.
+
+    adding  bool, a damaged file, once it is kept aside, is no reason to stop
+    Raises  StorageError when it is damaged or cannot be read
+    """
+    home, told = options.home or find_home(options.cwd), []
+    knowledge = Knowledge(home, notify=told.append)
+    if knowledge.damaged and not adding:
+        raise StorageError(told[-1])
+    knowledge.notify = lambda notice: console.note(("warn", notice))
+    for notice in told:
+        knowledge.notify(notice)
     return use_vectors(knowledge, options, console)
 
 
@@ -13776,7 +13799,7 @@ def embed_fresh(options, console):
 
 def add_command(options, console):
     """Put sources into the knowledge base, after a yes."""
-    knowledge = open_knowledge(options, console)
+    knowledge = open_knowledge(options, console, adding=True)
     report = add_sources(options.words, knowledge, options, console)
     embed_fresh(options, console)
     return show_report(report, options, console)
@@ -14370,7 +14393,7 @@ class Telling:
             self._aside(f"searched for: {one_line(found.query, QUERY_CHARS_MAX)}")
         for fact in found.facts:
             self._aside(f"remembered {fact.created_at[:10]}: {one_line(fact.text)}")
-        self._status("asking the model ...")
+        self._status("looking for the answer ...")
 
     def _delta(self, delta):
         text = delta.text if self._text else delta.text.lstrip()
@@ -14400,7 +14423,7 @@ class Telling:
         if not step.ok:
             came = one_line(step.result.partition("\n")[0], STEP_CHARS_MAX)
         self._aside(f"- {call}: {came}, {step.seconds:.1f} s")
-        self._status("asking the model ...")
+        self._status("looking for the answer ...")
 
     def _notice(self, notice):
         if notice.passing:
@@ -14420,7 +14443,8 @@ class Telling:
         if done.mode == "extract" and not done.refused:
             self.console.say(("dim", label("notice", self.question)))
             self.console.say()
-        if done.mode == "extract" or self._text.strip() != done.answer.strip():
+        streamed = printable(self._text).strip()
+        if done.mode == "extract" or streamed != done.answer.strip():
             self.console.say(done.answer.strip())
         show_sources(done.citations, self.question, self.console)
         if done.usage:
@@ -14487,7 +14511,7 @@ def ask_command(options, console):
 
 def add_first(options, console):
     """Add what --add names; -> list of warnings, which are said."""
-    knowledge = open_knowledge(options, console)
+    knowledge = open_knowledge(options, console, adding=True)
     report = add_sources(options.add, knowledge, options, console)
     warnings = [f"{s}: {reason}" for s, reason in report.failed + report.warnings]
     console.note(count_outcomes(report))
@@ -16442,6 +16466,7 @@ class Nobody:
     """Stands where Consent wants a console: there is nobody to ask."""
 
     can_ask = False
+    yes_flag = ""           # --yes is no option of what it stands for
     binary_in = None
 
     def __init__(self, tell=None, progress=None):

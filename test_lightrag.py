@@ -330,6 +330,8 @@ class Test05Prose(unittest.TestCase):
             ("他说：“好。”然后走了！真的吗？", ["他说：“好。”", "然后走了！", "真的吗？"]),
             ("Dr. Li paid 3.5 e.g. in J. Smith's shop. Done",
              ["Dr. Li paid 3.5 e.g. in J. Smith's shop.", "Done"]),
+            ("is six hours and needs approval\nfrom the duty manager.\nport: 80",
+             ["is six hours and needs approval\nfrom the duty manager.", "port: 80"]),
             ("1. First\n2. Second", ["1. First", "2. Second"]),
             ("# Title\nText of it.\n\n- a\n- b", ["# Title", "Text of it.", "- a", "- b"]),
             ("a long line of prose that was wrapped at a\nwidth goes on. End",
@@ -6413,6 +6415,20 @@ class Test36Knowledge(Folder):
                 self.assertEqual(self.bytes_of(base.damaged), data)
                 self.assertEqual(list(self.open().documents), ["b.txt"])
                 self.assertEqual(self.open().notices, [])
+
+    def test_STO_1_who_only_reads_ends_with_a_sentence(self):
+        base = self.open()
+        base.add_text("alpha", source="a.txt")
+        base.save()
+        with open(self.json, "wb") as file:
+            file.write(b"{")
+        command = [sys.executable, FILE, "--home", self.home]
+        runs = [subprocess.run([*command, *words], capture_output=True, check=False)
+                for words in (["search", "alpha"], ["list"])]
+        self.assertEqual([run.returncode for run in runs], [1, 0])
+        self.assertIn(b"is damaged", runs[0].stderr)
+        self.assertEqual(runs[0].stderr.count(b"\n"), 1)
+        self.assertEqual((runs[1].stderr, len(os.listdir(self.home)) > 1), (b"", True))
 
     def test_a_later_version_is_refused_and_left_alone(self):
         base = self.open()
