@@ -193,7 +193,7 @@ class Test00File(unittest.TestCase):
 
 
 # =============================================================================
-# 4. Text
+# 5. Text
 # =============================================================================
 
 def best(query, *texts):
@@ -211,7 +211,7 @@ TRICKY_TEXTS = (
 )
 
 
-class Test04Text(unittest.TestCase):
+class Test05Text(unittest.TestCase):
     """The tokeniser, sentences, estimates, and texts made safe to show."""
 
     def test_no_text_breaks_a_function(self):
@@ -318,10 +318,10 @@ class Test04Text(unittest.TestCase):
 
 
 # =============================================================================
-# 5. Prose
+# 6. Prose
 # =============================================================================
 
-class Test05Prose(unittest.TestCase):
+class Test06Prose(unittest.TestCase):
     """Sentences, estimates, languages, and texts made safe to show."""
 
     def test_sentences(self):
@@ -405,7 +405,7 @@ class Test05Prose(unittest.TestCase):
 
 
 # =============================================================================
-# 6. Outline
+# 7. Outline
 # =============================================================================
 
 
@@ -414,7 +414,7 @@ def headings(text, kind="markdown"):
     return [block.heading for block in blocks if block.level == 1 and block.heading]
 
 
-class Test06Outline(unittest.TestCase):
+class Test07Outline(unittest.TestCase):
     """Markdown and reStructuredText: which lines are headings, and which are not."""
 
     def test_MD_1_a_comment_in_a_fence_is_no_heading(self):
@@ -530,7 +530,7 @@ class Test06Outline(unittest.TestCase):
 
 
 # =============================================================================
-# 7. Languages
+# 8. Languages
 # =============================================================================
 
 CODE = {    # language: (text, headings of its definitions, outer ones first)
@@ -1264,7 +1264,7 @@ text = """
 }
 
 
-class Test07Languages(unittest.TestCase):
+class Test08Languages(unittest.TestCase):
     """Which family a text is of, and what is hidden in it."""
 
     def test_family(self):
@@ -1301,11 +1301,11 @@ class Test07Languages(unittest.TestCase):
 
 
 # =============================================================================
-# 8. Definitions
+# 9. Definitions
 # =============================================================================
 
 
-class Test08Definitions(unittest.TestCase):
+class Test09Definitions(unittest.TestCase):
     """Where definitions begin and end, in every language."""
 
     def test_golden_outlines(self):
@@ -1396,7 +1396,7 @@ class Test08Definitions(unittest.TestCase):
 
 
 # =============================================================================
-# 10. Chunks
+# 11. Chunks
 # =============================================================================
 
 FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467"     # three people, one sign
@@ -1444,7 +1444,7 @@ def lost(text, chunks):
     return "".join("".join([*gaps, text[last:]]).split())
 
 
-class Test10Chunks(unittest.TestCase):
+class Test11Chunks(unittest.TestCase):
     """What holds for every chunker, then what each is for."""
 
     def check(self, text, chunks, size, whole):
@@ -1673,7 +1673,7 @@ class Test10Chunks(unittest.TestCase):
 
 
 # =============================================================================
-# 12. Segments
+# 13. Segments
 # =============================================================================
 
 WORDS = ["red", "blue", "fish", "bird", "cat", "dog", "one", "two", "three", "four", "红", "蓝鱼", "getUserName", "v1.2"]
@@ -1706,7 +1706,7 @@ def open_segment(documents):
     )
 
 
-class Test12Segments(unittest.TestCase):
+class Test13Segments(unittest.TestCase):
     """Postings as bytes: what goes in comes out, and damage is noticed."""
 
     def test_impact_by_hand(self):
@@ -1818,7 +1818,7 @@ class Test12Segments(unittest.TestCase):
 
 
 # =============================================================================
-# 13. Ranking
+# 15. Ranking
 # =============================================================================
 
 def exhaustive(documents, query, k, wanted=None):
@@ -1888,7 +1888,7 @@ def index_of(*texts):
     return index
 
 
-class Test13Ranking(unittest.TestCase):
+class Test15Ranking(unittest.TestCase):
     """The best k are those of exhaustive scoring, tie for tie."""
 
     def test_equals_exhaustive_scoring_while_documents_come_and_go(self):
@@ -2002,16 +2002,16 @@ class Test13Ranking(unittest.TestCase):
 
 
 # =============================================================================
-# 15. Elements
+# 16. Elements
 # =============================================================================
 
 
 # =============================================================================
-# 16. Markup
+# 17. Markup
 # =============================================================================
 
 
-class Test16Markup(unittest.TestCase):
+class Test17Markup(unittest.TestCase):
     """Broken pages, and what of a page is not for its reader."""
 
     def assert_page(self, page, expected, warnings=()):
@@ -2195,11 +2195,11 @@ class Test16Markup(unittest.TestCase):
 
 
 # =============================================================================
-# 17. Markdown
+# 18. Markdown
 # =============================================================================
 
 
-class Test17Markdown(unittest.TestCase):
+class Test18Markdown(unittest.TestCase):
     """What a page shows, as Markdown."""
 
     def assert_text(self, page, expected):
@@ -2314,11 +2314,11 @@ class Test17Markdown(unittest.TestCase):
 
 
 # =============================================================================
-# 18. Decoding
+# 19. Decoding
 # =============================================================================
 
 
-class Test18Decoding(unittest.TestCase):
+class Test19Decoding(unittest.TestCase):
     """Bytes of any encoding."""
 
     def test_TXT_1_gb_labels(self):
@@ -2443,7 +2443,7 @@ class Test18Decoding(unittest.TestCase):
 
 
 # =============================================================================
-# 19. Archive
+# 20. Archive
 # =============================================================================
 
 W = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
@@ -2493,7 +2493,7 @@ def docx(body, **more):
     return packed("word/document.xml", text, **more)
 
 
-class Test19Archive(unittest.TestCase):
+class Test20Archive(unittest.TestCase):
     """Zip files that are damaged, or mean harm."""
 
     def assert_refused(self, data, words, name="a.docx"):
@@ -2565,7 +2565,7 @@ class Test19Archive(unittest.TestCase):
 
 
 # =============================================================================
-# 20. Office
+# 21. Office
 # =============================================================================
 
 
@@ -2574,7 +2574,7 @@ def paragraph(text, properties=""):
     return f"<w:p><w:pPr>{properties}</w:pPr><w:r><w:t>{text}</w:t></w:r></w:p>"
 
 
-class Test20Office(unittest.TestCase):
+class Test21Office(unittest.TestCase):
     """Word and PowerPoint files."""
 
     STYLES = f"""<w:styles {W}>
@@ -2742,11 +2742,11 @@ class Test20Office(unittest.TestCase):
 
 
 # =============================================================================
-# 21. Sheets
+# 22. Sheets
 # =============================================================================
 
 
-class Test21Sheets(unittest.TestCase):
+class Test22Sheets(unittest.TestCase):
     """Excel files."""
 
     STYLES = f"""<styleSheet {S}><numFmts><numFmt numFmtId="170"
@@ -2831,11 +2831,11 @@ class Test21Sheets(unittest.TestCase):
 
 
 # =============================================================================
-# 22. Documents
+# 23. Documents
 # =============================================================================
 
 
-class Test22Documents(unittest.TestCase):
+class Test23Documents(unittest.TestCase):
     """Every kind of file, and what is none."""
 
     def test_kind_of(self):
@@ -3011,7 +3011,7 @@ class Test22Documents(unittest.TestCase):
 
 
 # =============================================================================
-# 19. Excerpts
+# 24. Excerpts
 # =============================================================================
 
 
@@ -3030,7 +3030,7 @@ def same_idf(token):
     return 1.0
 
 
-class Test19Excerpts(unittest.TestCase):
+class Test24Excerpts(unittest.TestCase):
     """What of a hit can be shown."""
 
     def test_every_visible_text_has_an_excerpt_within_the_limit(self):
@@ -3045,10 +3045,10 @@ class Test19Excerpts(unittest.TestCase):
 
 
 # =============================================================================
-# 20. Answers
+# 25. Answers
 # =============================================================================
 
-class Test20Answers(unittest.TestCase):
+class Test25Answers(unittest.TestCase):
     """Sentences of the hits, word for word, or a refusal."""
 
     MARKED = re.compile(r"(.+?) \[(\d+)\](?:\n|\Z)", re.DOTALL)
@@ -3318,10 +3318,10 @@ class Test20Answers(unittest.TestCase):
 
 
 # =============================================================================
-# 21. Metrics
+# 26. Metrics
 
 
-class Test21Metrics(unittest.TestCase):
+class Test26Metrics(unittest.TestCase):
     """What judgements make of a ranking; the figures are worked by hand."""
 
     def setUp(self):
@@ -3360,7 +3360,7 @@ class Test21Metrics(unittest.TestCase):
         self.assertEqual(scores, sorted(scores))
 
 
-# 22. Golden
+# 27. Golden
 
 
 def outcome(text="", cited=(), found=(), refused=False, tools=()):
@@ -3368,7 +3368,7 @@ def outcome(text="", cited=(), found=(), refused=False, tools=()):
     return lr.Outcome(text, refused, tuple(cited), tuple(found), tuple(tools))
 
 
-class Test22Golden(unittest.TestCase):
+class Test27Golden(unittest.TestCase):
     """Cases, and whether an outcome is as expected."""
 
     def judged(self, expect, got):
@@ -3439,10 +3439,10 @@ class Test22Golden(unittest.TestCase):
         self.assertEqual(lr.regressions({}, now), [])
 
 
-# 23. Plots
+# 28. Plots
 
 
-class Test23Plots(unittest.TestCase):
+class Test28Plots(unittest.TestCase):
     """The page of an evaluation."""
 
     def test_the_page_is_whole_and_asks_for_nothing(self):
@@ -3480,7 +3480,7 @@ class Test23Plots(unittest.TestCase):
         self.assertIn("</html>", lr.report_page("Nothing", [], {}))
 
 
-# 28. Vectors
+# 29. Vectors
 
 
 def gaussian(rng, dimension=24):
@@ -3488,7 +3488,7 @@ def gaussian(rng, dimension=24):
     return [rng.gauss(0, 1) for _ in range(dimension)]
 
 
-class Test28Vectors(unittest.TestCase):
+class Test29Vectors(unittest.TestCase):
     """Vectors in bytes, and the nearest of them."""
 
     def setUp(self):
@@ -3569,10 +3569,10 @@ class Test28Vectors(unittest.TestCase):
         self.assertLess(min(took), 0.05)
 
 
-# 29. Fusion
+# 30. Fusion
 
 
-class Test29Fusion(unittest.TestCase):
+class Test30Fusion(unittest.TestCase):
     """Rankings made one."""
 
     def test_worked_by_hand(self):
@@ -3587,10 +3587,10 @@ class Test29Fusion(unittest.TestCase):
         self.assertEqual(lr.fused([[], []], [1.0, 1.0]), [])
 
 
-# 21. Protocol
+# 31. Protocol
 # =============================================================================
 
-class Test21Protocol(unittest.TestCase):
+class Test31Protocol(unittest.TestCase):
 
     def test_TC_1_arguments(self):
         for raw, wanted in (
@@ -3690,10 +3690,10 @@ class Test21Protocol(unittest.TestCase):
 
 
 # =============================================================================
-# 22. Stream
+# 32. Stream
 # =============================================================================
 
-class Test22Stream(unittest.TestCase):
+class Test32Stream(unittest.TestCase):
 
     def test_lines_end_in_three_ways_and_anywhere(self):
         stream = ("\ufeff: ping\r\ndata: a\u2028\u0085b\r\rdata:\u4f60\n\ndata: x\r\n"
@@ -3780,7 +3780,7 @@ class Test22Stream(unittest.TestCase):
 
 
 # =============================================================================
-# 23. Deltas
+# 33. Deltas
 # =============================================================================
 
 def sse(*chunks, end=b"data: [DONE]\n\n"):
@@ -3805,7 +3805,7 @@ def fragment(index=None, id_=None, name=None, arguments=None):
     return clean
 
 
-class Test23Deltas(unittest.TestCase):
+class Test33Deltas(unittest.TestCase):
 
     def turn(self, stream, **options):
         """The last event of a stream, given whole; the text events must add up to it."""
@@ -4028,11 +4028,11 @@ class Test23Deltas(unittest.TestCase):
 
 
 # =============================================================================
-# 24. Context
+# 34. Context
 # =============================================================================
 
 
-class Test24Context(unittest.TestCase):
+class Test34Context(unittest.TestCase):
     """What a model is told, within a budget."""
 
     def test_SEC_4_no_text_closes_its_marker(self):
@@ -4104,10 +4104,10 @@ class Test24Context(unittest.TestCase):
 
 
 # =============================================================================
-# 32. Quantities
+# 35. Quantities
 
 
-class Test32Quantities(unittest.TestCase):
+class Test35Quantities(unittest.TestCase):
     """Numbers, however they are written."""
 
     def test_values(self):
@@ -4143,10 +4143,10 @@ class Test32Quantities(unittest.TestCase):
                 self.assertEqual(all(map(said.has, wanted)), held)
 
 
-# 33. Checking
+# 36. Checking
 
 
-class Test33Checking(unittest.TestCase):
+class Test36Checking(unittest.TestCase):
     """Marked sentences against their sources."""
 
     EN = ("The history limit MAX_HISTORY is 4,000 characters since January 2024. "
@@ -4249,10 +4249,10 @@ class Test33Checking(unittest.TestCase):
                 self.assertEqual(lr.check_answer(found.text, passages, base.idf), [])
 
 
-# 25. Permissions
+# 37. Permissions
 # =============================================================================
 
-class Test25Permissions(unittest.TestCase):
+class Test37Permissions(unittest.TestCase):
     """Rules, patterns and the verdict."""
 
     def test_rules_are_read_and_written_alike(self):
@@ -4314,10 +4314,10 @@ class Test25Permissions(unittest.TestCase):
 
 
 # =============================================================================
-# 26. Paths
+# 38. Paths
 # =============================================================================
 
-class Test26Paths(unittest.TestCase):
+class Test38Paths(unittest.TestCase):
     """Ignore rules, secret names and confinement, judged by letters alone."""
 
     # rule, path, is it a folder, does the rule match; after gitignore(5)
@@ -4489,10 +4489,10 @@ class Test26Paths(unittest.TestCase):
 
 
 # =============================================================================
-# 27. Addresses
+# 39. Addresses
 # =============================================================================
 
-class Test27Addresses(unittest.TestCase):
+class Test39Addresses(unittest.TestCase):
 
     def test_shown_addresses_hold_no_secret(self):
         for url, shown in (
@@ -4540,10 +4540,10 @@ class Test27Addresses(unittest.TestCase):
 
 
 # =============================================================================
-# 28. Files
+# 40. Files
 # =============================================================================
 
-class Test28Files(unittest.TestCase):
+class Test40Files(unittest.TestCase):
     """Reading, atomic writes and locks, on a real disk."""
 
     def setUp(self):
@@ -4781,10 +4781,10 @@ class Test28Files(unittest.TestCase):
 
 
 # =============================================================================
-# 29. Folders
+# 41. Folders
 # =============================================================================
 
-class Test29Folders(unittest.TestCase):
+class Test41Folders(unittest.TestCase):
     """Walking, the home of a knowledge base, configuration."""
 
     def setUp(self):
@@ -5066,10 +5066,10 @@ class Test29Folders(unittest.TestCase):
 
 
 # =============================================================================
-# 30. Network
+# 42. Network
 # =============================================================================
 
-class Test30Network(unittest.TestCase):
+class Test42Network(unittest.TestCase):
 
     def proxy(self, url, **environ):
         return lr.proxy_for(url, lr.read_network(environ))
@@ -5118,7 +5118,7 @@ class Test30Network(unittest.TestCase):
 
 
 # =============================================================================
-# 31. Http
+# 43. Http
 # =============================================================================
 
 class ScriptedServer:
@@ -5416,16 +5416,16 @@ class HttpCases(OnBothTransports):
                 self.assertTrue(s.left.wait(2))
 
 
-class Test31HttpUrllib(HttpCases, unittest.TestCase):
+class Test43HttpUrllib(HttpCases, unittest.TestCase):
     transport = "urllib"
 
 
-class Test31HttpRequests(HttpCases, unittest.TestCase):
+class Test43HttpRequests(HttpCases, unittest.TestCase):
     transport = "requests"
 
 
 # =============================================================================
-# 32. Pages
+# 44. Pages
 # =============================================================================
 
 class PageCases(OnBothTransports):
@@ -5622,16 +5622,16 @@ class PageCases(OnBothTransports):
             self.assertEqual(self.fetch(server.url).data, b"x")
 
 
-class Test32PagesUrllib(PageCases, unittest.TestCase):
+class Test44PagesUrllib(PageCases, unittest.TestCase):
     transport = "urllib"
 
 
-class Test32PagesRequests(PageCases, unittest.TestCase):
+class Test44PagesRequests(PageCases, unittest.TestCase):
     transport = "requests"
 
 
 # =============================================================================
-# 33. Sources
+# 45. Sources
 # =============================================================================
 
 def small_pdf(*lines):
@@ -5655,7 +5655,7 @@ def small_pdf(*lines):
             f"startxref\n{len(out)}\n%%EOF\n").encode()
 
 
-class Test33Sources(unittest.TestCase):
+class Test45Sources(unittest.TestCase):
     """From what a user names to bytes."""
 
     def setUp(self):
@@ -5931,7 +5931,7 @@ class Test33Sources(unittest.TestCase):
 
 
 # =============================================================================
-# 34. Format
+# 46. Format
 # =============================================================================
 
 def document(source, text, kind="text"):
@@ -5939,7 +5939,7 @@ def document(source, text, kind="text"):
     return lr.Document("", source, kind, text, chunks, "2026-01-02T03:04:05Z", "0")
 
 
-class Test34Format(unittest.TestCase):
+class Test46Format(unittest.TestCase):
     """The bytes of knowledge.json, whole and line by line."""
 
     def test_a_document_survives_its_line(self):
@@ -5975,10 +5975,10 @@ class Test34Format(unittest.TestCase):
 
 
 # =============================================================================
-# 35. Store
+# 47. Store
 # =============================================================================
 
-class Test35Store(unittest.TestCase):
+class Test47Store(unittest.TestCase):
     """The index on disk finds what one in memory finds, whatever happens to it."""
 
     def setUp(self):
@@ -6217,7 +6217,7 @@ class Test35Store(unittest.TestCase):
 
 
 # =============================================================================
-# 36. Knowledge
+# 48. Knowledge
 # =============================================================================
 
 
@@ -6249,7 +6249,7 @@ class Folder(unittest.TestCase):
             return file.read()
 
 
-class Test36Knowledge(Folder):
+class Test48Knowledge(Folder):
     """The documents, their one file, and what the index finds in them."""
 
     def test_scopes(self):
@@ -6525,11 +6525,11 @@ class Test36Knowledge(Folder):
 
 
 # =============================================================================
-# 37. Ingest
+# 49. Ingest
 # =============================================================================
 
 
-class Test37Plans(Folder):
+class Test49Plans(Folder):
     """Plans, and what becomes of them."""
 
     def add(self, *arguments, **options):
@@ -6667,7 +6667,7 @@ class Test37Plans(Folder):
             "n/0.txt, n/1.txt, n/2.txt, n/3.txt, n/4.txt and 2 more",
         )
 
-class Test37Ingest(unittest.TestCase):
+class Test49Ingest(unittest.TestCase):
     """What a plan becomes in the knowledge base, and what a later sync makes of it."""
 
     def setUp(self):
@@ -6770,11 +6770,11 @@ class Test37Ingest(unittest.TestCase):
 
 
 # =============================================================================
-# 38. Memory
+# 50. Memory
 # =============================================================================
 
 
-class Test38Memory(Folder):
+class Test50Memory(Folder):
     """Long-term facts, and what a conversation holds on to."""
 
     def memory(self):
@@ -6862,7 +6862,7 @@ class Test38Memory(Folder):
 
 
 # =============================================================================
-# 40. Model
+# 52. Model
 # =============================================================================
 
 SAID = [lr.text_message("user", "hi")]
@@ -7221,11 +7221,11 @@ class ModelCases(OnBothTransports):
         self.error(lr.LostError, model, "EMBEDDING_BASE_URL")
 
 
-class Test40ModelUrllib(ModelCases, unittest.TestCase):
+class Test52ModelUrllib(ModelCases, unittest.TestCase):
     transport = "urllib"
 
 
-class Test40ModelRequests(ModelCases, unittest.TestCase):
+class Test52ModelRequests(ModelCases, unittest.TestCase):
     transport = "requests"
 
 
@@ -7369,10 +7369,10 @@ class Test53Embedder(unittest.TestCase):
                 lr.vectors_in(answer, 1)
 
 
-# 53. Hybrid
+# 54. Hybrid
 
 
-class Test53Hybrid(Folder):
+class Test54Hybrid(Folder):
     """Search by words and by meaning."""
 
     TEXTS = (("limits.md", "The history threshold is 4000 characters."),
@@ -7506,7 +7506,7 @@ class Test53Hybrid(Folder):
         self.assertIn("run embed --again", problem)
 
 
-# 44. Agent
+# 61. Agent
 # =============================================================================
 
 
@@ -7594,7 +7594,7 @@ class AgentCase(Folder):
         return self.events[-1]
 
 
-class Test44Agent(AgentCase):
+class Test61Agent(AgentCase):
     """The loop, played against a scripted endpoint."""
 
     def test_a_plain_answer_with_its_source(self):
@@ -8052,7 +8052,7 @@ class Test44Agent(AgentCase):
         self.assertLess(len(agent.conversation.messages), 60)
 
 
-class Test44Reach(AgentCase):
+class Test55Reach(AgentCase):
     """Tools that read files: what they show, and what they refuse."""
 
     def run_tool(self, name, **arguments):
@@ -8161,7 +8161,7 @@ class Test44Reach(AgentCase):
         self.assertEqual(len(agent.conversation.register.sources), 1)
 
 
-class Test44Conversation(AgentCase):
+class Test51Conversation(AgentCase):
     """Conversations are saved as they go and taken up again."""
 
     def test_round_trip(self):
@@ -8206,7 +8206,7 @@ class Test44Conversation(AgentCase):
 
 
 # =============================================================================
-# 50. Evaluation
+# 62. Evaluation
 
 
 def judged_folder(folder, packed=False):
@@ -8235,7 +8235,7 @@ def judged_folder(folder, packed=False):
     return folder
 
 
-class Test50Evaluation(Folder):
+class Test62Evaluation(Folder):
     """Judged sets and cases, run over what is handed in."""
 
     def test_a_set_is_read_packed_or_not(self):
@@ -8300,7 +8300,7 @@ class Test50Evaluation(Folder):
         self.assertEqual(slept, [2.0, 0.0, 3.0])
 
 
-# 45. Console
+# 64. Console
 # =============================================================================
 
 def console_over(encoding, errors="strict", stdin=b"", **environ):
@@ -8345,7 +8345,7 @@ class Terminal:
         return found.decode("utf-8")
 
 
-class Test45Console(unittest.TestCase):
+class Test64Console(unittest.TestCase):
     """Printing, asking and progress."""
 
     FOREIGN = "《Day 5 学习笔记》 ✓ 😀 ℝ café"
@@ -8535,10 +8535,10 @@ class Test04Choices(unittest.TestCase):
 
 
 # =============================================================================
-# 46. Consent
+# 65. Consent
 # =============================================================================
 
-class Test46Consent(unittest.TestCase):
+class Test65Consent(unittest.TestCase):
     """Rules first, then the user; what `a`, `p` and `d` leave behind."""
 
     def setUp(self):
@@ -8645,7 +8645,7 @@ class Test46Consent(unittest.TestCase):
 
 
 # =============================================================================
-# 47. Arguments
+# 66. Arguments
 # =============================================================================
 
 COMMANDS = {
@@ -8667,7 +8667,7 @@ SHARED = (
 )
 
 
-class Test47Arguments(unittest.TestCase):
+class Test66Arguments(unittest.TestCase):
     """Words of a command line to a command and its options."""
 
     def parse(self, line, **given):
@@ -8734,7 +8734,7 @@ class Test47Arguments(unittest.TestCase):
 
 
 # =============================================================================
-# 48. Intake
+# 68. Intake
 # =============================================================================
 
 PROJECT_FILES = {
@@ -8810,7 +8810,7 @@ class Project:
         return code, json.loads(out)
 
 
-class Test48Intake(unittest.TestCase):
+class Test68Intake(unittest.TestCase):
     """add, sync and remove."""
 
     def setUp(self):
@@ -8998,7 +8998,7 @@ class Test48Intake(unittest.TestCase):
         self.assertEqual(self.project.data("sync", "port.txt")[1]["updated"], ["port.txt"])
 
 
-class Test48IntakeInTrouble(unittest.TestCase):
+class Test68IntakeInTrouble(unittest.TestCase):
     """Adding while processes are killed, race each other, or may not write."""
 
     def setUp(self):
@@ -9138,10 +9138,10 @@ class Test48IntakeInTrouble(unittest.TestCase):
 
 
 # =============================================================================
-# 63. Listing
+# 69. Listing
 # =============================================================================
 
-class Test63Listing(unittest.TestCase):
+class Test69Listing(unittest.TestCase):
     """list, show, status, search and ask."""
 
     QUESTION = "历史压缩的触发阈值是多少？"
@@ -9319,10 +9319,10 @@ class Test63Listing(unittest.TestCase):
 
 
 # =============================================================================
-# 57. Grading
+# 79. Grading
 
 
-class Test57Grading(unittest.TestCase):
+class Test79Grading(unittest.TestCase):
     """The command eval."""
 
     def setUp(self):
@@ -9446,7 +9446,7 @@ class Test57Grading(unittest.TestCase):
         self.assertEqual((code, failed), (0, []))
 
 
-# 50. Prompt
+# 80. Prompt
 # =============================================================================
 
 class Screen:
@@ -9547,7 +9547,7 @@ class Lines:
     say = note
 
 
-class Test50Prompt(unittest.TestCase):
+class Test80Prompt(unittest.TestCase):
     """Lines, pastes and blocks; commands; the terminal."""
 
     def play(self, *typed):
@@ -9724,10 +9724,10 @@ class Test50Prompt(unittest.TestCase):
 
 
 # =============================================================================
-# 64. Gate
+# 70. Gate
 # =============================================================================
 
-class Test64Gate(unittest.TestCase):
+class Test70Gate(unittest.TestCase):
     """Which calls of a model may happen, and what is asked."""
 
     def setUp(self):
@@ -9844,7 +9844,7 @@ class Asked:
 
 
 # =============================================================================
-# 49. Asking
+# 74. Asking
 # =============================================================================
 
 class Endpoint:
@@ -9876,7 +9876,7 @@ def plain(text):
     return [answer(200, json.dumps(reply).encode())]
 
 
-class Test49Asking(unittest.TestCase):
+class Test74Asking(unittest.TestCase):
     """The real program and a scripted endpoint."""
 
     QUESTION = "这套笔记里，历史压缩相关的触发阈值是多少？"
@@ -10156,7 +10156,7 @@ CHAOS = [      # (behaviours of the server, mode of the answer, exit code)
 ]
 
 
-class Test69RealServers(unittest.TestCase):
+class Test74RealServers(unittest.TestCase):
     """Slow checks against servers that others wrote, where their addresses are given."""
 
     QUESTION = "What is the default of MAX_HISTORY_CHARS?"
@@ -10236,10 +10236,10 @@ class Test69RealServers(unittest.TestCase):
 
 
 # =============================================================================
-# 69. Facts
+# 75. Facts
 # =============================================================================
 
-class Test69Facts(unittest.TestCase):
+class Test75Facts(unittest.TestCase):
     """The memory command."""
 
     def test_memory_is_kept_searched_and_undone(self):
@@ -10262,10 +10262,10 @@ class Test69Facts(unittest.TestCase):
 
 
 # =============================================================================
-# 72. Talk
+# 78. Talk
 # =============================================================================
 
-class Test72Talk(unittest.TestCase):
+class Test78Talk(unittest.TestCase):
     """Conversations at the prompt, with a scripted endpoint."""
 
     def setUp(self):
@@ -10397,7 +10397,7 @@ class Test72Talk(unittest.TestCase):
 
 
 # =============================================================================
-# 51. Command line
+# 96. Command line
 # =============================================================================
 
 def frames_of(data):
@@ -10503,7 +10503,7 @@ class WebCase(Folder):
         return lr.load_conversation(os.path.join(self.home, "sessions"), name)
 
 
-class Test63Admission(WebCase):
+class Test82Admission(WebCase):
     """Who may ask, and how often."""
 
     def test_WEB_1_other_sites_cannot_drive_the_page(self):
@@ -10621,7 +10621,7 @@ class Test63Admission(WebCase):
             self.assertEqual(self.post("/api/ask", {"question": "x"})[0], 429)
 
 
-class Test72Endpoints(WebCase):
+class Test91Endpoints(WebCase):
     """Answers as streams, and what happens to them."""
 
     def test_an_extract_without_a_model(self):
@@ -10784,7 +10784,7 @@ class Test72Endpoints(WebCase):
         self.assertEqual(self.request("GET", "/api/conversation")[0], 404)
 
 
-class Test72Changes(WebCase):
+class Test96Changes(WebCase):
     """Documents come in and go by the page, after a yes."""
 
     def answer(self, path, body, given):
@@ -10862,7 +10862,7 @@ class Test72Changes(WebCase):
             self.assertEqual(self.post("/api/add", body)[0], 400)
 
 
-class Test65CompletionsOverHttp(WebCase):
+class Test96CompletionsOverHttp(WebCase):
     """The endpoint for chat clients."""
 
     def complete(self, *messages, stream=False, **headers):
@@ -10920,7 +10920,7 @@ class Test65CompletionsOverHttp(WebCase):
         self.assertEqual([m["id"] for m in json.loads(data)["data"]], ["lightrag"])
 
 
-class Test68Page(WebCase):
+class Test96Page(WebCase):
     """The page itself."""
 
     def test_WEB_2_policy_and_nothing_from_outside(self):
@@ -11072,7 +11072,7 @@ RETRY_LIMIT = 5   # <b>not markup</b>
 """
 
 
-class Test68Browser(WebCase):
+class Test96Browser(WebCase):
     """The page in a real browser."""
 
     def setUp(self):
@@ -11243,7 +11243,7 @@ class Test68Browser(WebCase):
                     file.write(shot)
 
 
-class Test65OpenaiClient(WebCase):
+class Test96OpenaiClient(WebCase):
     """The official client of the OpenAI format."""
 
     def setUp(self):
@@ -11272,7 +11272,7 @@ class Test65OpenaiClient(WebCase):
             client.with_options(api_key="wrong").models.list()
 
 
-class Test73Load(WebCase):
+class Test96Load(WebCase):
     """Many clients for a while."""
 
     CLIENTS, SECONDS = 50, 60
@@ -11328,7 +11328,7 @@ class Test73Load(WebCase):
               f"memory {' '.join(f'{mb:.0f}' for mb in levels)} MB", file=sys.stderr)
 
 
-class Test73Serving(unittest.TestCase):
+class Test92Serving(unittest.TestCase):
     """The command."""
 
     def setUp(self):
@@ -11365,7 +11365,7 @@ class Test73Serving(unittest.TestCase):
         self.assertIn("cannot listen on 203.0.113.7", err)
 
 
-class Test75Mcp(unittest.TestCase):
+class Test94Mcp(unittest.TestCase):
     """The MCP server, as a client meets it."""
 
     def setUp(self):
@@ -11545,7 +11545,7 @@ class Test75Mcp(unittest.TestCase):
         self.assertLess(len(text), lr.MCP_CHARS_MAX + 200)
 
 
-class Test75McpClient(unittest.TestCase):
+class Test96McpClient(unittest.TestCase):
     """The official client of the Model Context Protocol."""
 
     def setUp(self):
@@ -11597,7 +11597,7 @@ class Test75McpClient(unittest.TestCase):
                 self.assertNotIn("more/", listed.content[0].text)
 
 
-class Test77CommandLine(unittest.TestCase):
+class Test96CommandLine(unittest.TestCase):
     """The real program in a process of its own."""
 
     QUESTION = "历史压缩的触发阈值是多少？"
