@@ -11739,6 +11739,9 @@ class Test96CommandLine(unittest.TestCase):
 
 def main():
     """Run the tests; say why each skipped one was, and close with the counts."""
+    # Where this was started in the background Ctrl-C is ignored, and every program that
+    # a test starts would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     result = unittest.main(exit=False).result
     for test, reason in result.skipped:
         print(f"skipped: {test.id()}: {reason}")
