@@ -10540,7 +10540,8 @@ class Ingest:
                 if drop_gone and isinstance(error, PageGoneError):
                     self._drop(source)
                 else:
-                    self.report.failed.append((source, str(error)))
+                    reason = str(error).removeprefix(f"{source}: ")
+                    self.report.failed.append((source, reason))
             else:
                 getattr(self.report, outcome).append(source)
         self.progress(len(candidates), len(candidates), "")

@@ -6570,6 +6570,14 @@ class Test49Plans(Folder):
         self.assertEqual(len(saves), 1)
         self.assertEqual(len(self.open().documents), 50)
 
+    def test_a_failed_page_is_named_once(self):
+        with ScriptedServer([[answer(500, b"no")]]) as server:
+            plan = lr.plan_sources([server.url + "/a"], self.root, self.root)
+            report = lr.Ingest(self.open(), lambda address: True).add(plan)
+        [(source, reason)] = report.failed
+        self.assertEqual(source, server.url + "/a")
+        self.assertNotIn(server.url, reason)
+
     def test_a_failed_source_keeps_its_old_version(self):
         self.write("a.md", "alpha")
         self.add("a.md")
