@@ -9838,6 +9838,8 @@ class Test70Gate(unittest.TestCase):
 class Asked:
     """A console that keeps what it shows, and types the lines it was given."""
 
+    yes_flag = "--yes"
+
     def __init__(self, *typed):
         self.typed, self.shown, self.can_ask = list(typed), [], bool(typed)
 
