@@ -5617,7 +5617,8 @@ def mean_of(rows):
 
 # A golden case is a question and what its answer must show, so that a rule can judge
 # it: {"id", "question", "expect": {"type", ...}}.  Sources are named as the knowledge
-# base names them, or by the end of that name ("day5.html" for "notes/day5.html").
+# base names them, or by the end of that name ("day5.html" for "notes/day5.html").  A
+# case with "needs": "model" is left out where answers are extracts, which use no tools.
 #
 #     retrieves       sources: one of them is among the passages found
 #     cites           sources, min (1): so many marks, one leading to one of the sources
@@ -5633,6 +5634,7 @@ class Case(NamedTuple):
     name: str
     question: str
     expect: dict
+    needs_model: bool = False
 
 
 class Outcome(NamedTuple):
@@ -5673,7 +5675,7 @@ def _case(number, row):
     needed = EXPECTATIONS[kind].needs
     if needed and not expect.get(needed):
         raise UsageError(f"case {one_line(name, 60)}: {kind} needs {needed}")
-    return Case(name, str(row["question"]), expect)
+    return Case(name, str(row["question"]), expect, row.get("needs") == "model")
 
 
 def judge(case, outcome):
@@ -14922,6 +14924,13 @@ def eval_cases(path, options, console):
         add_first(options, console)
     pause, recording = Pace(options.pace) if options.pace else None, {}
     setting, ask = answering(options, console, recording)
+    if setting == "extract":
+        asked = [case for case in cases if not case.needs_model]
+        if not asked:
+            raise ConfigError("all chosen cases need a model: set OPENAI_BASE_URL")
+        if len(asked) < len(cases):
+            console.note(f"left out, for want of a model: {len(cases) - len(asked)}")
+        cases = asked
     rows = run_cases(cases, ask, pause, console.progress)
     if options.record:
         data = json.dumps(recording, ensure_ascii=False, indent=1) + "\n"

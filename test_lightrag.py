@@ -49,6 +49,9 @@ from typing import NamedTuple
 HERE = os.path.dirname(os.path.abspath(__file__))
 FILE = os.path.join(HERE, "lightrag.py")
 SLOW = os.environ.get("LRAG_TEST_SLOW") == "1"
+# What of notes/ is the sample knowledge base; the rest is about the making of the tool.
+SAMPLE = ["day5.html", "day9.html", "how-search-works.md", "permissions-and-privacy.md",
+          "知识库怎么用.md"]
 
 
 def load(path=FILE, name="lightrag_under_test"):
@@ -3265,8 +3268,7 @@ class Test25Answers(unittest.TestCase):
 
     def test_the_sample_notes_answer_and_refuse(self):
         folder = os.path.join(HERE, "notes")
-        names = [n for n in sorted(os.listdir(folder)) if n.endswith((".html", ".md"))]
-        for wanted in (["day5.html"], ["day5.html", "day9.html"], names):
+        for wanted in (["day5.html"], ["day5.html", "day9.html"], SAMPLE):
             base = lr.Knowledge(None)
             for name in wanted:
                 with open(os.path.join(folder, name), "rb") as file:
@@ -9436,22 +9438,68 @@ class Test79Grading(unittest.TestCase):
             self.assertEqual((code, data["error"]["kind"]), (2, "usage"))
             self.assertIn("none.json", data["error"]["message"])
 
+    def test_the_first_screen_shows_the_sample_and_nothing_else(self):
+        """A note about the making of the tool does not enter, however it is named."""
+        project = Project(self)
+        shutil.copytree(os.path.join(HERE, "notes"), os.path.join(project.root, "sample"))
+        for name in ("sample/new.md", "sample/new/day5.html", "sample/新.md"):
+            project.write(name, "阈值是 9 个字符。\n")
+        plan = lr.plan_sources(["sample"], project.root, project.root)
+        self.assertEqual([c.source for c in plan.candidates],
+                         [f"sample/{name}" for name in SAMPLE])
+        with open(os.path.join(HERE, "README.md"), encoding="utf-8") as file:
+            shown = re.search(r"    \$ python3 lightrag.py (ask .*?)\n\n\S", file.read(),
+                              re.DOTALL)[1].replace("\n    ", "\n")
+        command, counts, said = shown.split("\n", 2)
+        words = [word.strip('"') for word in command.replace("notes", "sample").split()]
+        code, out, err = project.call(*words)
+        self.assertEqual((code, err.split(",")[0]), (0, counts.split(",")[0]))
+        self.assertEqual(out.replace("sample/", "notes/").split(), said.split())
+
     def test_the_golden_cases_of_the_notes_pass(self):
         """The sample knowledge base answers and refuses as it should."""
         notes = os.path.join(HERE, "notes")
-        with open(os.path.join(notes, "golden.json"), encoding="utf-8") as file:
-            cases = lr.read_cases(json.load(file))
-        self.assertGreaterEqual(len(cases), 24)
-        project = Project(self)
-        shutil.copytree(notes, os.path.join(project.root, "sample"))
         golden = os.path.join(notes, "golden.json")
-        code, data = project.data("eval", golden, "--add", "sample", "-y")
+        with open(golden, encoding="utf-8") as file:
+            cases = lr.read_cases(json.load(file))
+        without = [case for case in cases if not case.needs_model]
+        self.assertGreaterEqual(len(without), 24)
+        project = Project(self)
+        shutil.copytree(notes, os.path.join(project.root, "notes"), dirs_exist_ok=True)
+        code, data = project.data("eval", golden, "--add", "notes", "-y")
         failed = [row for row in data["cases"] if not row["passed"]]
-        self.assertEqual((code, failed), (0, []))
+        self.assertEqual((code, failed, data["passed"]), (0, [], len(without)))
         kept = os.path.join(notes, "golden-replay.json")
         code, data = project.data("eval", golden, "--replay", kept)
         failed = [row for row in data["cases"] if not row["passed"]]
-        self.assertEqual((code, failed), (0, []))
+        self.assertEqual((code, failed, data["passed"]), (0, [], len(cases)))
+
+    def test_tools_are_called_again_in_a_replay(self):
+        """A recorded call is run now: what comes of it counts."""
+        expect = {"type": "uses_tool", "tool": "rag_read"}
+        row = {"id": "read", "question": "Read day5.md.", "needs": "model",
+               "expect": expect}
+        self.project.write("golden.json", json.dumps([row]))
+        code, data = self.project.data("eval", self.file)
+        self.assertEqual((code, data["error"]["kind"]), (4, "config"))
+        other = {"id": "moon", "question": "?", "expect": {"type": "refuses"}}
+        self.project.write("golden.json", json.dumps([row, other]))
+        code, out, err = self.project.call("eval", self.file)
+        self.assertIn("1 passed, 0 failed", out)
+        self.assertIn("left out, for want of a model: 1", err)
+        del row["needs"]
+        self.project.write("golden.json", json.dumps([row]))
+        self.assertIn("used no tool", self.project.call("eval", self.file)[1])
+        for name, passed in (("source", True), ("path", False)):
+            call = {"id": "c", "name": "rag_read", "problem": "",
+                    "arguments": {name: "notes/day5.md"}}
+            turns = [{"text": "", "calls": [call], "finish": "tool_calls"},
+                     {"text": "It is 4000 [1].", "calls": [], "finish": "stop"}]
+            self.project.write("kept.json", json.dumps({"read": turns}))
+            kept = os.path.join(self.project.root, "kept.json")
+            code, data = self.project.data("eval", self.file, "--replay", kept)
+            self.assertEqual((code, data["cases"][0]["passed"]), (not passed, passed),
+                             data)
 
 
 # 80. Prompt
