@@ -144,13 +144,12 @@ import unicodedata
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import Counter
+from collections import Counter, namedtuple
 from functools import cache, cached_property, lru_cache, partial, wraps
 from itertools import accumulate, chain, compress, islice
 from itertools import count as counting
 from operator import add, itemgetter, mul
 from types import SimpleNamespace
-from typing import NamedTuple
 
 __version__ = "0.1.0"
 
@@ -187,6 +186,23 @@ class Pattern:
         found = getattr(self._compiled, name)
         setattr(self, name, found)
         return found
+
+
+def named_tuple(shape):
+    """Turn a class that lists fields into a named tuple with its methods.
+
+    typing.NamedTuple reads the same, but compiles every annotation: of the 56 records,
+    at every start.
+
+    >>> named_tuple(type("Point", (), {"__annotations__": {"x": "int"}}))(3)
+    Point(x=3)
+    """
+    own, fields = vars(shape), getattr(shape, "__annotations__", {})
+    defaults = [own[field] for field in fields if field in own]
+    made = namedtuple(shape.__name__, fields, defaults=defaults)
+    for name in own.keys() - fields.keys() - {"__dict__", "__weakref__"}:
+        setattr(made, name, own[name])
+    return made
 
 
 # =============================================================================
@@ -809,7 +825,8 @@ class StorageError(LightragError):
 # repository is asked, so none can set an address, a key or a permission.
 
 
-class Settings(NamedTuple):
+@named_tuple
+class Settings:
     """What a user may change: flag beats environment beats user configuration."""
 
     base_url: str = ""      # OPENAI_BASE_URL or OPENAI_API_BASE; empty = no model
@@ -1358,7 +1375,8 @@ def nearest(word, names):
 # stored: line ends are made alike by with_plain_newlines, which keeps the length.
 
 
-class Block(NamedTuple):
+@named_tuple
+class Block:
     """A stretch of a text that belongs together; the blocks it holds follow it."""
 
     start: int
@@ -1583,7 +1601,8 @@ def plain_title(title):
 # where this reader is wrong, a chunk is cut elsewhere.
 
 
-class Syntax(NamedTuple):
+@named_tuple
+class Syntax:
     """How a family of languages is written, as far as an outline needs to know.
 
     The patterns are compiled when code is cut: a search should not wait for them.
@@ -2102,7 +2121,8 @@ def indent_of(text, start, end):
 # second half of what fits: the end of a paragraph, else of a sentence, else of a word.
 
 
-class Limits(NamedTuple):
+@named_tuple
+class Limits:
     """How long chunks may be, in characters."""
 
     size: int       # of any chunk
@@ -2229,7 +2249,8 @@ def _tears(text, low, place):
 # without a letter or digit, each start after the one before.
 
 
-class Chunk(NamedTuple):
+@named_tuple
+class Chunk:
     """A passage: text[start:end], offsets in characters, under a heading path."""
 
     start: int
@@ -2594,7 +2615,8 @@ UNIT_MASK = (1 << 24) - 1
 GONE = (1 << 32) - 1        # stands for the number of a removed document
 
 
-class Term(NamedTuple):
+@named_tuple
+class Term:
     """What a segment knows of one token."""
 
     where: int          # its posting if only one, its row if dense, its first posting
@@ -3044,7 +3066,8 @@ def promised(lead, scores, k, cursors):
 # Source: idf as in Lucene, which is never negative.
 
 
-class Hit(NamedTuple):
+@named_tuple
+class Hit:
     """A chunk that a search found, with all a face needs to show it."""
 
     rank: int           # from 1
@@ -3063,7 +3086,8 @@ class Hit(NamedTuple):
     text: str
 
 
-class QueryTerm(NamedTuple):
+@named_tuple
+class QueryTerm:
     """What an index knows of one token of a query."""
 
     token: str
@@ -3451,7 +3475,8 @@ TAG_GROUPS = 8
 COPYRIGHT = Pattern(r"©|\bcopyright\b|\ball rights reserved\b|版权所有", re.IGNORECASE)
 
 
-class _Element(NamedTuple):
+@named_tuple
+class _Element:
     """An element whose end has not come yet, and the page's counts where it began."""
 
     name: str
@@ -4892,7 +4917,8 @@ LOOKS_LIKE_HTML = Pattern(
 )
 
 
-class Parsed(NamedTuple):
+@named_tuple
+class Parsed:
     """What a reader makes of the bytes of one source."""
 
     title: str
@@ -4901,7 +4927,8 @@ class Parsed(NamedTuple):
     warnings: tuple = ()
 
 
-class Document(NamedTuple):
+@named_tuple
+class Document:
     """One document as the knowledge base keeps it."""
 
     title: str
@@ -5177,7 +5204,8 @@ SHOWN = {"text", "item", "row", *CODE}
 DOCSTRING = Pattern(r"[ \t]*[rR]?(\"\"\"|''')(?s:.*?)(?:\1|\Z)")
 
 
-class Excerpt(NamedTuple):
+@named_tuple
+class Excerpt:
     """What may be shown of a hit."""
 
     hit: Hit
@@ -5366,7 +5394,8 @@ LABELS = {      # English, Chinese
 }
 
 
-class Citation(NamedTuple):
+@named_tuple
+class Citation:
     """A numbered source of an answer: a hit narrowed to what is shown of it."""
 
     n: int              # from 1, in order of use
@@ -5374,7 +5403,8 @@ class Citation(NamedTuple):
     hit: Hit
 
 
-class Answer(NamedTuple):
+@named_tuple
+class Answer:
     """An answer with [n] marks, or a refusal without any."""
 
     text: str
@@ -5655,7 +5685,8 @@ def mean_of(rows):
 #     contains        text: the answer says each of these
 
 
-class Case(NamedTuple):
+@named_tuple
+class Case:
     """One question with what is expected of its answer."""
 
     name: str
@@ -5664,7 +5695,8 @@ class Case(NamedTuple):
     needs_model: bool = False
 
 
-class Outcome(NamedTuple):
+@named_tuple
+class Outcome:
     """What came of a question, however it was asked."""
 
     text: str
@@ -5781,7 +5813,8 @@ def _says(outcome, phrase):
     return wanted in text
 
 
-class Expectation(NamedTuple):
+@named_tuple
+class Expectation:
     """One type of case."""
 
     needs: str      # the key that a case must give; "" for none
@@ -6146,7 +6179,8 @@ def fused(rankings, weights):
 TOOL_NAME = Pattern(r"[A-Za-z0-9_-]{1,64}")
 
 
-class Call(NamedTuple):
+@named_tuple
+class Call:
     """A tool call that a model asks for."""
 
     id: str
@@ -6155,14 +6189,16 @@ class Call(NamedTuple):
     problem: str = ""   # why it must not be run: a sentence for the model
 
 
-class Usage(NamedTuple):
+@named_tuple
+class Usage:
     """What the server counted, in tokens."""
 
     prompt_tokens: int
     completion_tokens: int
 
 
-class Turn(NamedTuple):
+@named_tuple
+class Turn:
     """One answer of a model."""
 
     text: str
@@ -6173,7 +6209,8 @@ class Turn(NamedTuple):
     reasoning: str = ""     # reasoning_content, which must go back beside calls
 
 
-class Fault(NamedTuple):
+@named_tuple
+class Fault:
     """An error as a server words it."""
 
     message: str        # one line, may be empty
@@ -6415,19 +6452,22 @@ THINK, THOUGHT = "<think>", "</think>"
 THINK_TAG = Pattern("</?think>")
 
 
-class TextDelta(NamedTuple):
+@named_tuple
+class TextDelta:
     """More of the answer's text."""
 
     text: str
 
 
-class ReasoningDelta(NamedTuple):
+@named_tuple
+class ReasoningDelta:
     """More of what a model thinks aloud; no part of the answer."""
 
     text: str
 
 
-class TextReset(NamedTuple):
+@named_tuple
+class TextReset:
     """All text so far was reasoning after all: take it back."""
 
 
@@ -6570,7 +6610,8 @@ def _hold_back(text):
 # Whatever cannot be read for certain becomes a sentence to the model, never a guess.
 
 
-class CallDelta(NamedTuple):
+@named_tuple
+class CallDelta:
     """A model begins a tool call."""
 
     name: str
@@ -6868,7 +6909,8 @@ DATA_MARK = Pattern(r"\[data (\w+) ")
 MARK = Pattern(r"[\[【]((?:\d{1,4})(?:\s*[,，、;]\s*\d{1,4})*)[\]】](?!\()")
 
 
-class Source(NamedTuple):
+@named_tuple
+class Source:
     """An excerpt that was shown to the model, with its number."""
 
     n: int
@@ -7176,7 +7218,8 @@ PLAIN_COUNTED = str.maketrans("號時點個種歲條節頁級屆層臺輛", "号
 NUMBER_WORD = Pattern(r"(?<![a-z])(?:" + "|".join(NUMBER_WORDS) + r")(?![a-z])")
 
 
-class Quantity(NamedTuple):
+@named_tuple
+class Quantity:
     """A number as a text states it."""
 
     value: str      # "12000", "0.5", "3.11.7"
@@ -7255,7 +7298,8 @@ def chinese_value(signs):
     return total + part + (digit * last // 10 if short else digit)
 
 
-class Stated(NamedTuple):
+@named_tuple
+class Stated:
     """The values that a text states."""
 
     free: set       # without a unit: they may be of any
@@ -7323,7 +7367,8 @@ WIDE_SPACE = Pattern(r"\s+")
 DRAWN = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "*": None, "`": None})
 
 
-class Claim(NamedTuple):
+@named_tuple
+class Claim:
     """A sentence of an answer, and the sources it cites."""
 
     start: int      # in the answer, marks included
@@ -7332,7 +7377,8 @@ class Claim(NamedTuple):
     numbers: tuple
 
 
-class Finding(NamedTuple):
+@named_tuple
+class Finding:
     """A claim that its sources do not bear out."""
 
     claim: Claim
@@ -7571,7 +7617,8 @@ def doubted(citations, findings):
 STRICTEST_FIRST = ("deny", "ask", "allow")
 
 
-class Rule(NamedTuple):
+@named_tuple
+class Rule:
     """One permission: a verdict for the calls it matches."""
 
     verdict: str        # allow, ask or deny
@@ -8411,7 +8458,8 @@ def make_home(home):
 # has one name, the one of its real path, so that however it is given it is one source.
 
 
-class Found(NamedTuple):
+@named_tuple
+class Found:
     """A file that a walk found fit to read."""
 
     path: str           # real
@@ -8420,7 +8468,8 @@ class Found(NamedTuple):
     mtime_ns: int
 
 
-class Skipped(NamedTuple):
+@named_tuple
+class Skipped:
     """What a walk left out; a folder's source ends in /."""
 
     source: str
@@ -8534,11 +8583,9 @@ class _Walk:
         path, source = entry.path, source_name(entry.path, self.root)
         try:
             link = _is_link(entry)
-            if link:
-                path = os.path.realpath(path)
-                if not is_below(path, self.bounds):
-                    reason = f"a link that leads out of {self.bounds}"
-                    return self._unread(entry, reason)
+            path = os.path.realpath(path) if link else path
+            if link and not is_below(path, self.bounds):
+                return self._unread(entry, f"a link that leads out of {self.bounds}")
             found = os.stat(path) if link else entry.stat(follow_symlinks=False)
         except OSError as error:
             return self._unread(entry, f"cannot be read: {os_reason(error)}")
@@ -8759,7 +8806,8 @@ def change_config(environ, change):
 SYSTEM_PROXY = "the system's proxy setting"
 
 
-class Network(NamedTuple):
+@named_tuple
+class Network:
     """How this machine reaches others."""
 
     proxies: tuple = ()     # of (scheme or "all", address, variable that names it)
@@ -8871,7 +8919,8 @@ def tls_context(network):
 # socket's), and Ctrl-C is heard while a slow model thinks.
 
 
-class HttpLimits(NamedTuple):
+@named_tuple
+class HttpLimits:
     """How long one exchange may take, and how much its body may hold."""
 
     connect_s: float
@@ -9210,7 +9259,8 @@ def _network_error(error, url, limits, variable):
 #    Uses: Settings, Lists, Errors, Addresses, Network, Http
 # =============================================================================
 
-class Page(NamedTuple):
+@named_tuple
+class Page:
     """A page as it was read."""
 
     url: str            # where it was found in the end
@@ -9303,7 +9353,8 @@ def _page(reply):
 # file) is skipped, also when it was named; what was named and is not there has failed.
 
 
-class Candidate(NamedTuple):
+@named_tuple
+class Candidate:
     """One source that a plan would read."""
 
     source: str         # canonical: relative to the root with /, else absolute; address
@@ -9313,7 +9364,8 @@ class Candidate(NamedTuple):
     address: str = ""   # of a page, as it was given: with its login
 
 
-class Plan(NamedTuple):
+@named_tuple
+class Plan:
     """What the named sources come to, before anything is taken in."""
 
     candidates: list
@@ -10426,7 +10478,8 @@ def root_of(home):
 # only then are sources read, and the file is written once for all of them.
 
 
-class Report(NamedTuple):
+@named_tuple
+class Report:
     """What became of each source, by name; skipped and failed hold (source, reason)."""
 
     added: list
@@ -10443,7 +10496,8 @@ def new_report():
     return Report([], [], [], [], [], [], [])
 
 
-class SyncPlan(NamedTuple):
+@named_tuple
+class SyncPlan:
     """What a sync would do, before anything is read."""
 
     known: list         # sources to read again
@@ -10653,7 +10707,8 @@ def missing_anchor(knowledge, source):
 # knowledge.json, a fact a line, and every change is made inside the lock on the file
 # as it is then.
 
-class Fact(NamedTuple):
+@named_tuple
+class Fact:
     """One long-term memory."""
 
     id: str
@@ -11015,14 +11070,16 @@ MODEL_LIMITS = HttpLimits(
 )
 
 
-class Notice(NamedTuple):
+@named_tuple
+class Notice:
     """Something the user should know while an answer is on its way."""
 
     text: str
     passing: bool = False   # it will be over in a moment
 
 
-class ModelInfo(NamedTuple):
+@named_tuple
+class ModelInfo:
     """One model of an endpoint."""
 
     name: str
@@ -11859,7 +11916,8 @@ def run_quietly(command, folder, timeout_s=GIT_TIMEOUT_S):
 # A tool is (box, arguments) -> str, what the model is told: sources numbered and
 # fenced, clipped with a notice of how to get the rest.
 
-class Toolbox(NamedTuple):
+@named_tuple
+class Toolbox:
     """What the tools work on in one conversation."""
 
     knowledge: object       # Knowledge
@@ -12024,7 +12082,8 @@ def recent_changes(box, arguments):
 # asks first.  A refusal or a failure is a sentence for the model, never an exception.
 
 
-class Tool(NamedTuple):
+@named_tuple
+class Tool:
     """One thing the agent can do."""
 
     name: str
@@ -12373,7 +12432,8 @@ def transcript(messages, summary=""):
 # the model can tell what to do instead.
 
 
-class Step(NamedTuple):
+@named_tuple
+class Step:
     """A call was run, or refused."""
 
     tool: str
@@ -12465,7 +12525,8 @@ they cite:
 Write the whole answer again; correct each of them from the passages or leave it out."""
 
 
-class Review(NamedTuple):
+@named_tuple
+class Review:
     """What is to be shown of an answer, and why."""
 
     text: str           # with a notice behind each claim that is not borne out
@@ -12515,7 +12576,8 @@ EMPTY_ANSWERS = {
 }
 
 
-class Retrieval(NamedTuple):
+@named_tuple
+class Retrieval:
     """What was searched for before the model was asked, and what came back."""
 
     query: str
@@ -12523,11 +12585,13 @@ class Retrieval(NamedTuple):
     facts: list
 
 
-class Reset(NamedTuple):
+@named_tuple
+class Reset:
     """Text that was shown was not the answer after all: take it back."""
 
 
-class Done(NamedTuple):
+@named_tuple
+class Done:
     """The turn is over; the last event."""
 
     answer: str
@@ -12806,7 +12870,8 @@ class Agent:
 # documents are added to a knowledge base in memory as a user would add them.
 
 
-class JudgedSet(NamedTuple):
+@named_tuple
+class JudgedSet:
     """Documents, and questions that people have judged them for."""
 
     name: str
@@ -13555,7 +13620,8 @@ class Consent:
 # exits where an error is wanted as JSON.
 
 
-class Option(NamedTuple):
+@named_tuple
+class Option:
     """One option of a command."""
 
     names: tuple        # ("-y", "--yes"); the last one names the field
@@ -13572,7 +13638,8 @@ class Option(NamedTuple):
         return self.names[-1].lstrip("-").replace("-", "_")
 
 
-class Command(NamedTuple):
+@named_tuple
+class Command:
     """One command: what it is given, and what it does."""
 
     run: object         # (options, console) -> exit code
@@ -15024,7 +15091,8 @@ BLOCK = '"""'
 LEAVING = ("/exit", "exit", "quit")     # what else people type for /quit
 
 
-class Slash(NamedTuple):
+@named_tuple
+class Slash:
     """One command of the prompt."""
 
     run: object         # (text behind the command) -> anything
@@ -16658,7 +16726,8 @@ def open_service(options, console):
 # end has left it stops the model.
 
 
-class WebLimits(NamedTuple):
+@named_tuple
+class WebLimits:
     """How much a server answers."""
 
     per_client: int = QUESTIONS_PER_CLIENT
@@ -17124,7 +17193,8 @@ def text_of(body, name):
     return text.strip()
 
 
-class Endpoint(NamedTuple):
+@named_tuple
+class Endpoint:
     """What is served under one path."""
 
     run: object             # (Exchange, body) -> anything
