@@ -121,13 +121,11 @@ a citation is a numbered hit; a fact is one long-term memory; a call is a tool c
 
 from __future__ import annotations
 
-import calendar
 import codecs
 import contextlib
 import errno
 import fnmatch
 import gc
-import hashlib
 import heapq
 import io
 import json
@@ -5383,7 +5381,6 @@ ANSWER_KINDS = (        # (what asks for it, what it looks like)
     (QUANTITY_PHRASES, QUANTITY_SIGNS),
     (LIST_PHRASES, r"\n[ \t]*(?:[-*+•]|\d{1,3}[.)、])\s"),
 )
-LIGHT_WORDS = frozenset(map(stem, ASKING_WORDS.split()))
 LABELS = {      # English, Chinese
     "refusal": ("The documents do not answer this.", "文档中没有这个问题的答案。"),
     "notice": ("An extract: the documents, word for word.", "以下为文档原文摘录，一字未改。"),
@@ -5518,11 +5515,11 @@ def weighted_words(question, idf):
     >>> weighted_words("retry limit", {"retry": 1.0, "limit": 1.0}.get)
     [('retry', 0.3333333333333333), ('limit', 0.3333333333333333)]
     """
-    words = []
+    words, light = [], token_set(ASKING_WORDS)
     for token, count in question_tokens(question):
         weight = count * (idf(token) + IDF_PRIOR)
         pair = len(token) == 2 and not GRAMMAR_SIGNS.isdisjoint(token)
-        if pair or token in LIGHT_WORDS:
+        if pair or token in light:
             weight *= LIGHT_SHARE
         words.append((token, weight))
     heaviest = max((weight for _, weight in words), default=0.0)
@@ -7537,9 +7534,9 @@ def word_support(sentence, found, idf):
     found covers is foreign; long, or looking like a name, it must not be there.
     """
     sentence = SPEAKING_PHRASE.sub(" ", sentence)
-    speaking = token_set(SPEAKING_WORDS)
+    speaking, light = token_set(SPEAKING_WORDS), token_set(ASKING_WORDS)
     weighted = [(token, weight * (idf(token) + IDF_PRIOR)
-                 * (LIGHT_SHARE if token in LIGHT_WORDS else 1.0))
+                 * (LIGHT_SHARE if token in light else 1.0))
                 for token, weight in question_tokens(sentence)
                 if token not in speaking and token not in NUMBER_WORDS
                 and not token.isdecimal()]
@@ -8246,7 +8243,14 @@ def changed_since(path, added_s, sha256):
         data = read_bytes(path, FILE_BYTES_MAX)
     except (OSError, SourceError, ValueError):  # a NUL in its name, for one
         return True
-    return hashlib.sha256(data).hexdigest() != sha256
+    return sha256_of(data) != sha256
+
+
+def sha256_of(data):
+    """Return the digest that documents are known by."""
+    import hashlib
+
+    return hashlib.sha256(data).hexdigest()
 
 
 def write_atomic(
@@ -10271,6 +10275,8 @@ class Knowledge:
         path = "" if document.given else source_path(document.source, self.root)
         if not path:
             return False
+        import calendar
+
         added = calendar.timegm(time.strptime(document.added_at, "%Y-%m-%dT%H:%M:%SZ"))
         return changed_since(path, added, document.sha256)
 
@@ -10368,7 +10374,7 @@ class Knowledge:
         ->    "added", "updated" or "unchanged"
         """
         kind = kind or kind_of(source)
-        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        digest = sha256_of(text.encode("utf-8", "surrogatepass"))
         chunks, now = tuple(cut(text, kind)), self.now()
         return self.put(
             Document(title, source, kind, text, chunks, now, digest, given=True)
@@ -10471,7 +10477,7 @@ def root_of(home):
 
 # =============================================================================
 # 49. Ingest -- plan, ask, add, sync and remove
-#    Uses: Settings, Errors, Prose, Chunks, Documents, Folders, Sources
+#    Uses: Settings, Errors, Prose, Chunks, Documents, Files, Folders, Sources
 # =============================================================================
 
 # The only way in.  A plan says what would enter, and takes nothing in; the face asks;
@@ -10637,7 +10643,7 @@ class Ingest:
         data, name, content_type, charset = read_source(
             candidate, self.approve, self.stdin
         )
-        digest = hashlib.sha256(data).hexdigest()
+        digest = sha256_of(data)
         same = old is not None and old.sha256 == digest
         if same and not recut and chunker == self.knowledge.chunker_of(source):
             return "unchanged"
@@ -11592,6 +11598,8 @@ def embedded_text(title, heading, body):
 
 def text_key(text):
     """Return the key of a text's vector."""
+    import hashlib
+
     return hashlib.sha256(text.encode("utf-8", "replace")).digest()[:KEY_BYTES]
 
 
