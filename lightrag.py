@@ -8469,7 +8469,6 @@ class Found:
     path: str           # real
     source: str         # its name in the knowledge base
     size: int           # bytes
-    mtime_ns: int
 
 
 @named_tuple
@@ -8605,9 +8604,7 @@ class _Walk:
             return Skipped(source + "/" * folder, reason)
         if folder:
             return path
-        return Found(
-            path, source_name(path, self.root), found.st_size, found.st_mtime_ns
-        )
+        return Found(path, source_name(path, self.root), found.st_size)
 
     def _reason(self, entry, path, found, rules):
         """Say why an entry is left out; a folder is asked about by its names alone."""
@@ -9362,9 +9359,8 @@ class Candidate:
     """One source that a plan would read."""
 
     source: str         # canonical: relative to the root with /, else absolute; address
-    path: str           # where to read it; empty for a page or standard input
-    size: int           # bytes, 0 when not known before reading
-    mtime_ns: int
+    path: str = ""      # where to read it; empty for a page or standard input
+    size: int = 0       # bytes, 0 when not known before reading
     address: str = ""   # of a page, as it was given: with its login
 
 
@@ -9407,9 +9403,9 @@ def _plan_one(plan, argument, root, cwd):
     if not argument or "\0" in argument:
         raise SourceError("not the name of anything")
     if argument == "-":
-        plan.candidates.append(Candidate("-", "", 0, 0))
+        plan.candidates.append(Candidate("-"))
     elif re.match(r"[A-Za-z][\w+.-]+://", argument):
-        plan.candidates.append(Candidate(page_address(argument), "", 0, 0, argument))
+        plan.candidates.append(Candidate(page_address(argument), address=argument))
     elif path := _existing(argument, root, cwd):
         _plan_path(plan, os.path.realpath(path), root)
     elif has_magic(argument):
@@ -9468,8 +9464,7 @@ def _plan_path(plan, path, root):
     elif reason := content_reason(_head(path), source):
         plan.skipped.append((source, reason))
     else:
-        size, mtime_ns = found.st_size, found.st_mtime_ns
-        plan.candidates.append(Candidate(source, path, size, mtime_ns))
+        plan.candidates.append(Candidate(source, path, found.st_size))
 
 
 def _plan_walk(plan, items, root_source):
@@ -9482,7 +9477,7 @@ def _plan_walk(plan, items, root_source):
         if isinstance(item, Skipped):
             skipped.append(tuple(item))
             continue
-        path, source, size, mtime_ns = item
+        path, source, size = item
         try:
             reason = content_reason(_head(path), source)
         except SourceError as error:
@@ -9490,7 +9485,7 @@ def _plan_walk(plan, items, root_source):
         if reason:
             skipped.append((source, reason))
         else:
-            candidates.append(Candidate(source, path, size, mtime_ns))
+            candidates.append(Candidate(source, path, size))
     plan.candidates.extend(candidates)
     plan.skipped.extend(skipped)
     if not candidates:
@@ -10615,7 +10610,7 @@ class Ingest:
             self.knowledge.remove(source)
 
     def _candidate(self, source):
-        return Candidate(source, source_path(source, self.knowledge.root), 0, 0)
+        return Candidate(source, source_path(source, self.knowledge.root))
 
     def _enter_all(self, candidates, chunker_of, recut=False, drop_gone=False):
         for done, candidate in enumerate(candidates):
@@ -12259,10 +12254,6 @@ class Requests:
         self.settings, self.model = settings, model
         self.conversation = conversation
         self._spoiled = False   # a summary failed in this turn; it is not tried again
-
-    def begin_turn(self):
-        """Forget what held for the turn before."""
-        self._spoiled = False
 
     def budget(self):
         """Return the estimated tokens that a request may have."""
@@ -17393,7 +17384,7 @@ def web_limits(environ):
 # a line has a code of the standard.
 
 RPC_PARSE, RPC_REQUEST, RPC_METHOD, RPC_PARAMS = -32700, -32600, -32601, -32602
-RPC_INTERNAL, RPC_VERSION = -32603, -32022
+RPC_VERSION = -32022
 
 
 class RpcError(LightragError):
@@ -17424,11 +17415,6 @@ def read_request(line):
     if not isinstance(params, dict):
         raise RpcError(RPC_PARAMS, "params is to be an object")
     return name, method, params
-
-
-def rpc_result(name, result):
-    """Return the answer of a request."""
-    return {"jsonrpc": "2.0", "id": name, "result": result}
 
 
 def rpc_failure(name, error):
@@ -17603,7 +17589,7 @@ class Mcp:
     def _answer(self, name, result, stateless):
         if stateless:
             result = {**result, "resultType": "complete", "_meta": {META_SERVER: _me()}}
-        self._send(rpc_result(name, result))
+        self._send({"jsonrpc": "2.0", "id": name, "result": result})
 
     def _send(self, message):
         with self._mutex:
