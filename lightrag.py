@@ -104,15 +104,14 @@ terminal, clock or environment):
     85 Layout        the page: what stands where, and how it looks
     86 Script        what the page does
     87 Manners       how the page is used: asking, documents, permission, keys
-    88 Opening       settings to a model, and a conversation to its agent
-    89 Service       the agent and the knowledge base for faces that serve several
-    90 Web           the page, its endpoints, and an endpoint for chat clients
-    91 Endpoints     one request: through the gates, to its answer
-    92 Serving       connections, and the command that serves
-    93 Rpc           JSON-RPC 2.0, a message a line
-    94 Mcp           the same tools for other agents, over standard input and output
-    95 Faces         the commands that serve others
-    96 Command line  the table of commands, and main
+    88 Service       the agent and the knowledge base for faces that serve several
+    89 Web           the page, its endpoints, and an endpoint for chat clients
+    90 Endpoints     one request: through the gates, to its answer
+    91 Serving       connections, and the command that serves
+    92 Rpc           JSON-RPC 2.0, a message a line
+    93 Mcp           the same tools for other agents, over standard input and output
+    94 Faces         the commands that serve others
+    95 Command line  the table of commands, and main
 
 Words: a document has a title, a source (the path or URL it came from) and a text;
 a chunk is a passage of it, text[start:end]; a hit is a chunk that a search found;
@@ -12632,10 +12631,9 @@ class Agent:
              stream that was cut can be tried again
     """
 
-    def __init__(self, settings, knowledge, memory, model, calls, conversation,
-                 hold=False):
-        self.settings, self.knowledge, self.memory = settings, knowledge, memory
-        self.model, self.calls, self.hold = model, calls, hold
+    def __init__(self, settings, model, calls, conversation, hold=False):
+        self.settings, self.model, self.calls, self.hold = settings, model, calls, hold
+        self.knowledge, self.memory = calls.box.knowledge, calls.box.memory
         self.conversation = conversation
         self.requests = Requests(settings, model, conversation)
 
@@ -14241,7 +14239,7 @@ def show_explained(row, console):
 
 # =============================================================================
 # 70. Gate -- whether a tool may do what a model wants
-#    Uses: Settings, Prose, Permissions, Folders, Sources, Lookup, Intake
+#    Uses: Settings, Prose, Permissions, Folders, Sources, Memory, Lookup, Calls, Intake
 # =============================================================================
 
 # The model's calls pass the same consent as the user's commands.  A rule is held
@@ -14317,16 +14315,17 @@ def key_refusal(consent):
     return f"OPENAI_API_KEY is set and not used: {reason}" if reason else ""
 
 
-def open_box(knowledge, memory, conversation, gate, pages, clock, progress=None):
-    """Return the Toolbox of a conversation, whose gate is a Gate.
+def open_calls(knowledge, conversation, consent, pages, clock, progress=None):
+    """Return the Calls of a conversation: its Toolbox behind a Gate.
 
     pages  dict, the pages that fetch has read
     """
-    return Toolbox(
-        knowledge, memory, conversation.register, conversation.working,
-        conversation.nonce, gate.admit, gate.consent.approve, pages, clock,
+    gate = Gate(consent, knowledge)
+    return Calls(gate, Toolbox(
+        knowledge, Memory(knowledge.home), conversation.register, conversation.working,
+        conversation.nonce, gate.admit, consent.approve, pages, clock,
         progress=progress,
-    )
+    ))
 
 
 # =============================================================================
@@ -14385,7 +14384,7 @@ def piped_text(console, limit):
 
 # =============================================================================
 # 72. Setup -- the agent of a run, made of what the user set up
-#    Uses: Choices, Folders, Memory, Conversation, Model, Calls, Agent, Intake, Gate
+#    Uses: Choices, Protocol, Folders, Conversation, Model, Agent, Intake, Gate
 # =============================================================================
 
 # One object holds what the questions of a run share.  Everything that may change under
@@ -14416,18 +14415,11 @@ class Setup:
         options, conversation = self.options, self.conversation
         knowledge = open_knowledge(options, self.console)
         consent = open_consent(options, self.console, knowledge)
-        gate, memory = Gate(consent, knowledge), self.memory(knowledge.home)
-        box = open_box(knowledge, memory, conversation, gate, self._pages,
-                       time.monotonic)
-        return Agent(self.settings, knowledge, memory, self.model(consent),
-                     Calls(gate, box), conversation, self.hold)
-
-    def memory(self, home):
-        """Return the Memory of a knowledge base; its notices are said."""
-        memory = Memory(home)
-        for notice in memory.notices:
+        model, pages = self.model(consent), self._pages
+        calls = open_calls(knowledge, conversation, consent, pages, time.monotonic)
+        for notice in calls.box.memory.notices:
             self.console.note(("warn", notice))
-        return memory
+        return Agent(self.settings, model, calls, conversation, self.hold)
 
     def model(self, consent):
         """Return the Model, or None; a bare key is asked about once a project."""
@@ -14447,6 +14439,30 @@ def open_model(settings, consent):
         return Model(settings), ""
     reason = key_refusal(consent) if settings.api_key else ""
     return (Model(settings) if settings.api_key and not reason else None), reason
+
+
+# For faces that serve several
+
+
+def open_shared_model(options, console):
+    """Return (Settings, Model or None) of a command that serves others."""
+    settings = read_settings(options.environ, load_config(options.environ))
+    consent = open_consent(options, console, open_knowledge(options, console))
+    model, reason = open_model(settings, consent)
+    if reason:
+        console.note(("warn", reason))
+    return settings, model
+
+
+def answer_events(settings, model, calls, conversation, question):
+    """Yield the events of one question; an extract is kept in the history, too."""
+    agent = Agent(settings, model, calls, conversation)
+    with contextlib.closing(agent.ask(question)) as events:
+        for event in events:
+            if isinstance(event, Done) and not model:
+                conversation.messages.append(text_message("user", question))
+                conversation.messages.append(text_message("assistant", event.answer))
+            yield event
 
 
 # =============================================================================
@@ -16476,47 +16492,8 @@ def page_html(nonce, token):
 
 
 # =============================================================================
-# 88. Opening -- settings to a model, and a conversation to its agent
-#    Uses: Choices, Protocol, Folders, Memory, Calls, Agent, Intake, Gate, Setup
-# =============================================================================
-
-# What a face needs to answer in one conversation: a box of tools over the knowledge
-# base as it is now, permissions asked through whoever stands in the console's place.
-
-
-def open_shared_box(knowledge, conversation, consent, clock, progress=None):
-    """Return a Toolbox that asks through a Consent."""
-    return open_box(knowledge, Memory(knowledge.home), conversation,
-                    Gate(consent, knowledge), {}, clock, progress)
-
-
-def answer_events(settings, model, box, consent, conversation, question, k):
-    """Yield the events of one question; an extract is kept in the history, too."""
-    agent = Agent(settings, box.knowledge, box.memory, model,
-                  Calls(Gate(consent, box.knowledge), box), conversation)
-    messages = conversation.messages
-    before = len(messages)
-    with contextlib.closing(agent.ask(question, k)) as events:
-        for event in events:
-            if isinstance(event, Done) and len(messages) == before:
-                messages.append(text_message("user", question))
-                messages.append(text_message("assistant", event.answer))
-            yield event
-
-
-def open_shared_model(options, console):
-    """Return (Settings, Model or None) of a command that serves others."""
-    settings = read_settings(options.environ, load_config(options.environ))
-    consent = open_consent(options, console, open_knowledge(options, console))
-    model, reason = open_model(settings, consent)
-    if reason:
-        console.note(("warn", reason))
-    return settings, model
-
-
-# =============================================================================
-# 89. Service -- the agent and the knowledge base for faces that serve several
-#    Uses: Settings, Errors, Ingest, Conversation, Consent, Intake, Listing, Opening
+# 88. Service -- the agent and the knowledge base for faces that serve several
+#    Uses: Settings, Errors, Ingest, Conversation, Consent, Intake, Listing, Gate, Setup
 # =============================================================================
 
 # What the web page and the MCP server share: everything is opened anew for a question,
@@ -16666,7 +16643,7 @@ class Service:
 
     # Questions
 
-    def answer(self, question, conversation, asker, left, k=HITS):
+    def answer(self, question, conversation, asker, left):
         """Answer one question: yield the agent's events.
 
         asker  stands in the console's place when something must be asked
@@ -16674,10 +16651,10 @@ class Service:
         """
         knowledge = self.knowledge()
         consent = open_consent(self.options, asker, knowledge)
-        box = open_shared_box(knowledge, conversation, consent, self.time.now)
+        calls = open_calls(knowledge, conversation, consent, {}, self.time.now)
         with self.time.watching(left):
-            yield from answer_events(self.settings, self.model, box, consent,
-                                     conversation, question, k)
+            yield from answer_events(self.settings, self.model, calls, conversation,
+                                     question)
 
     # The knowledge base
 
@@ -16714,7 +16691,7 @@ def open_service(options, console):
 
 
 # =============================================================================
-# 90. Web -- the page, its endpoints, and an endpoint for chat clients
+# 89. Web -- the page, its endpoints, and an endpoint for chat clients
 #    Uses: Settings, Errors, Prose, Files, Admission, Wire, Service
 # =============================================================================
 
@@ -16923,7 +16900,7 @@ class PageAsker(Nobody):
 
 
 # =============================================================================
-# 91. Endpoints -- one request: through the gates, to its answer
+# 90. Endpoints -- one request: through the gates, to its answer
 #    Uses: Settings, Errors, Intake, Admission, Wire, Completions, Manners, Service, Web
 # =============================================================================
 
@@ -17220,7 +17197,7 @@ ENDPOINTS = {
 
 
 # =============================================================================
-# 92. Serving -- connections, and the command that serves
+# 91. Serving -- connections, and the command that serves
 #    Uses: Settings, Errors, Files, Admission, Service, Web, Endpoints
 # =============================================================================
 
@@ -17376,7 +17353,7 @@ def web_limits(environ):
 
 
 # =============================================================================
-# 93. Rpc -- JSON-RPC 2.0, a message a line [pure]
+# 92. Rpc -- JSON-RPC 2.0, a message a line [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -17426,8 +17403,8 @@ def rpc_failure(name, error):
 
 
 # =============================================================================
-# 94. Mcp -- the same tools for other agents, over standard input and output
-#    Uses: Settings, Errors, Context, Lookup, Tools, Intake, Wire, Opening, Service, Rpc
+# 93. Mcp -- the same tools for other agents, over standard input and output
+#    Uses: Settings, Errors, Context, Lookup, Tools, Intake, Gate, Wire, Service, Rpc
 # =============================================================================
 
 # The Model Context Protocol: a JSON object a line, each way.  Revisions up to 2025
@@ -17572,12 +17549,12 @@ class Mcp:
         arguments = checked_arguments(tool, arguments)
         knowledge = self.service.knowledge()
         consent = self._consent(knowledge)
-        box = open_shared_box(knowledge, self.shown, consent, self.service.time.now,
-                              progress)
+        calls = open_calls(knowledge, self.shown, consent, {}, self.service.time.now,
+                           progress)
         verdict = consent.verdict(tool.name, [arguments.get(tool.subject, "")])
         if verdict == "deny" or tool.verdict == "ask" and verdict != "allow":
             raise DeniedError(f"start the server with --allow {tool.name}")
-        return tool.run(box, arguments)
+        return tool.run(calls.box, arguments)
 
     def _consent(self, knowledge):
         """Return a Consent that only the flags of this start can make say yes."""
@@ -17652,7 +17629,7 @@ def mcp_command(options, console):
 
 
 # =============================================================================
-# 95. Faces -- the commands that serve others
+# 94. Faces -- the commands that serve others
 #    Uses: Settings, Arguments, Options, Serving, Mcp
 # =============================================================================
 
@@ -17674,7 +17651,7 @@ FACES = {
 
 
 # =============================================================================
-# 96. Command line -- the table of commands, and main
+# 95. Command line -- the table of commands, and main
 #    Uses: Console, Arguments, Options, Intake, Listing, Asking, Grading, Chat, Faces
 # =============================================================================
 

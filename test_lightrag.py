@@ -7580,8 +7580,7 @@ class AgentCase(Folder):
         box = lr.Toolbox(
             self.knowledge, self.memory, conversation.register, conversation.working,
             NONCE, self.admit, lambda address, tool: True, {}, time.monotonic)
-        return lr.Agent(chosen, self.knowledge, self.memory, model,
-                        lr.Calls(self.permit, box), conversation)
+        return lr.Agent(chosen, model, lr.Calls(self.permit, box), conversation)
 
     def permit(self, tool, arguments, tainted):
         self.asked.append((tool.name, arguments, tainted))
@@ -10457,7 +10456,7 @@ class Test78Talk(unittest.TestCase):
 
 
 # =============================================================================
-# 96. Command line
+# 95. Command line
 # =============================================================================
 
 def frames_of(data):
@@ -10681,7 +10680,7 @@ class Test82Admission(WebCase):
             self.assertEqual(self.post("/api/ask", {"question": "x"})[0], 429)
 
 
-class Test91Endpoints(WebCase):
+class Test90Endpoints(WebCase):
     """Answers as streams, and what happens to them."""
 
     def test_an_extract_without_a_model(self):
@@ -10844,7 +10843,7 @@ class Test91Endpoints(WebCase):
         self.assertEqual(self.request("GET", "/api/conversation")[0], 404)
 
 
-class Test96Changes(WebCase):
+class Test95Changes(WebCase):
     """Documents come in and go by the page, after a yes."""
 
     def answer(self, path, body, given):
@@ -10922,7 +10921,7 @@ class Test96Changes(WebCase):
             self.assertEqual(self.post("/api/add", body)[0], 400)
 
 
-class Test96CompletionsOverHttp(WebCase):
+class Test95CompletionsOverHttp(WebCase):
     """The endpoint for chat clients."""
 
     def complete(self, *messages, stream=False, **headers):
@@ -10980,7 +10979,7 @@ class Test96CompletionsOverHttp(WebCase):
         self.assertEqual([m["id"] for m in json.loads(data)["data"]], ["lightrag"])
 
 
-class Test96Page(WebCase):
+class Test95Page(WebCase):
     """The page itself."""
 
     def test_WEB_2_policy_and_nothing_from_outside(self):
@@ -11132,7 +11131,7 @@ RETRY_LIMIT = 5   # <b>not markup</b>
 """
 
 
-class Test96Browser(WebCase):
+class Test95Browser(WebCase):
     """The page in a real browser."""
 
     def setUp(self):
@@ -11303,7 +11302,7 @@ class Test96Browser(WebCase):
                     file.write(shot)
 
 
-class Test96OpenaiClient(WebCase):
+class Test95OpenaiClient(WebCase):
     """The official client of the OpenAI format."""
 
     def setUp(self):
@@ -11332,7 +11331,7 @@ class Test96OpenaiClient(WebCase):
             client.with_options(api_key="wrong").models.list()
 
 
-class Test96Load(WebCase):
+class Test95Load(WebCase):
     """Many clients for a while."""
 
     CLIENTS, SECONDS = 50, 60
@@ -11388,7 +11387,7 @@ class Test96Load(WebCase):
               f"memory {' '.join(f'{mb:.0f}' for mb in levels)} MB", file=sys.stderr)
 
 
-class Test92Serving(unittest.TestCase):
+class Test91Serving(unittest.TestCase):
     """The command."""
 
     def setUp(self):
@@ -11425,7 +11424,7 @@ class Test92Serving(unittest.TestCase):
         self.assertIn("cannot listen on 203.0.113.7", err)
 
 
-class Test94Mcp(unittest.TestCase):
+class Test93Mcp(unittest.TestCase):
     """The MCP server, as a client meets it."""
 
     def setUp(self):
@@ -11605,7 +11604,7 @@ class Test94Mcp(unittest.TestCase):
         self.assertLess(len(text), lr.MCP_CHARS_MAX + 200)
 
 
-class Test96McpClient(unittest.TestCase):
+class Test95McpClient(unittest.TestCase):
     """The official client of the Model Context Protocol."""
 
     def setUp(self):
@@ -11657,7 +11656,7 @@ class Test96McpClient(unittest.TestCase):
                 self.assertNotIn("more/", listed.content[0].text)
 
 
-class Test96CommandLine(unittest.TestCase):
+class Test95CommandLine(unittest.TestCase):
     """The real program in a process of its own."""
 
     QUESTION = "历史压缩的触发阈值是多少？"
