@@ -1500,7 +1500,8 @@ class Test11Chunks(unittest.TestCase):
             for chunker in lr.CHUNKERS:
                 for kind in ("markdown", "code", "csv"):
                     with self.subTest(seed, chunker=chunker, kind=kind, size=size):
-                        chunks = lr.cut(text, kind, chunker, size, overlap)
+                        borders = chance.sample(range(len(text)), 5)
+                        chunks = lr.cut(text, kind, chunker, size, overlap, borders)
                         self.check(text, chunks, size, 3 * size)
 
     def test_time_grows_with_the_text(self):
@@ -1516,6 +1517,38 @@ class Test11Chunks(unittest.TestCase):
                         lr.cut(unit * (count // len(unit)), kind)
 
                     self.assertLess(growth(_cut, 6_000), LINEAR)
+
+    def test_a_subject_begins_where_a_chunk_does(self):
+        text = ("# A\n\nOne is here. Two is here.\n\n```\ncode 1\n\ncode 2\n```\n\n"
+                "## B\n\nThree.\n\nFour.\n")
+        parts = lr.parts_of(text, "markdown")
+        self.assertEqual([text[a:b].split()[-1] for a, b in parts],
+                         ["here.", "```", "Three.", "Four."])
+        self.assertEqual(lr.parts_of(text, "code"), [])
+        self.assertEqual(lr.parts_of("", "text"), [])
+        three, four, inside = text.index("## B"), text.index("Four"), text.index("code 2")
+        borders = [four, inside, 10_000, -3, 0, three]
+        found = lr.cut(text, "markdown", "model", borders=borders)
+        self.assertEqual([(text[c.start : c.end].split()[-1], c.heading) for c in found],
+                         [("```", "A"), ("Three.", "A > B"), ("Four.", "A > B")])
+        joined = lr.cut(text, "markdown", "model", borders=[four])
+        self.assertEqual([c.heading for c in joined], ["A", "A > B"])
+        usual = lr.cut(text, "markdown")
+        self.assertEqual(lr.cut(text, "markdown", "model"), usual)
+        long = "Some words of it. " * 100
+        found = lr.cut(long + "\n\nEnd of all.", "text", "model", borders=[len(long) + 2])
+        self.assertGreater(len(found), 3)
+        self.assertTrue(all(c.end - c.start <= 800 for c in found))
+        self.assertLess(found[1].start, found[0].end)       # windows share sentences
+        self.assertEqual(found[-1].start, len(long) + 2)
+
+    def test_the_parts_hold_the_whole_text(self):
+        for name, text in SAMPLES.items():
+            for kind in ("text", "markdown", "rst"):
+                with self.subTest(name, kind=kind):
+                    spans = [lr.Chunk(*span) for span in lr.parts_of(text, kind)]
+                    self.check_order(spans)
+                    self.assertEqual(lost(text, spans), "")
 
     def test_same_chunks_twice_and_with_any_line_ends(self):
         for chunker in lr.CHUNKERS:
@@ -7518,7 +7551,71 @@ class Test54Hybrid(Folder):
         self.assertIn("run embed --again", problem)
 
 
-# 61. Agent
+# 59. Subjects
+# =============================================================================
+
+class Test59Subjects(unittest.TestCase):
+    """What a model says of the borders of a text."""
+
+    def test_numbers_are_found_in_whatever_it_says(self):
+        lines = ["Line", "Line 2", "The 8 rules", *(f"Line {n}" for n in range(4, 10))]
+        for said, numbers in (
+            ("3, 7", [3, 7]), ("[7, 3, 3]", [3, 7]), ("0", []), ("none: 0.", []),
+            ('{"borders": [2, 5]}', [2, 5]), ("**2** and **5**", [2, 5]),
+            ("第３、５行", [3, 5]), ("3\n5\n99", [3, 5]), ("- 3\n- 5", [3, 5]),
+            ("3 and 7", [3, 7]), ("3 The 8 rules\n5 Line 5", [3, 5]),
+            ("**3.** The 8 ru", [3]), ("New:\n3 The 8 rules, shortened", [3, 8]),
+            ("1" * 5000, None), ("", None), ("none", None), ("99", None), ("-", None),
+        ):
+            with self.subTest(said[:40]):
+                if numbers is None:
+                    with self.assertRaises(lr.ModelError):
+                        lr.numbers_said(said, lines)
+                else:
+                    self.assertEqual(lr.numbers_said(said, lines), numbers)
+
+    def divided(self, text, script, **settings):
+        """-> (borders, problem, what the model was shown)"""
+        shown = []
+
+        def _script(request):
+            if request.method == "GET":
+                return [answer(200, b'{"data": [{"id": "tiny"}]}')]
+            shown.append(json.loads(request.body)["messages"][-1]["content"])
+            return script(shown[-1])
+
+        with ScriptedServer(_script) as server:
+            found = lr.Settings(base_url=server.url + "/v1", **settings)
+            borders, problem = lr.Subjects(found, lambda address, what: "")(text, "text")
+        return borders, problem, shown
+
+    def test_a_long_text_goes_in_windows(self):
+        text = "\n\n".join(f"Paragraph {n} {'of this long text ' * 15}" for n in range(60))
+
+        def _script(shown):     # every fifth paragraph begins a subject
+            rows = re.findall(r"^(\d+) Paragraph (\d+) ", shown, re.MULTILINE)
+            return plain(", ".join(row for row, n in rows if int(n) % 5 == 0) or "0")
+
+        borders, problem, shown = self.divided(text, _script, budget_tokens=1200)
+        self.assertEqual(problem, "")
+        self.assertEqual([text[b:][:13].split()[1] for b in borders],
+                         [str(n) for n in range(5, 60, 5)])
+        self.assertGreater(len(shown), 3)
+        for window in shown:
+            self.assertLess(lr.estimate_tokens(window), 1000)
+
+    def test_text_is_data_and_crumbs_are_no_subjects(self):
+        text = "\n\n".join(f"Line {n}." for n in range(200))
+        borders, problem, shown = self.divided(
+            text, lambda shown: plain(",".join(map(str, range(1, 200)))))
+        self.assertEqual((borders, len(shown)), ([], 1))
+        self.assertIn("crumbs", problem)
+        nonce = re.match(r"\[data (\w+) text\]\n1 Line 0.\n", shown[0])[1]
+        self.assertTrue(shown[0].endswith(f"[end {nonce}]"))
+        self.assertEqual(self.divided("Short.\n\nToo.", None), ([], "", []))
+
+
+# 62. Agent
 # =============================================================================
 
 
@@ -7605,7 +7702,7 @@ class AgentCase(Folder):
         return self.events[-1]
 
 
-class Test61Agent(AgentCase):
+class Test62Agent(AgentCase):
     """The loop, played against a scripted endpoint."""
 
     def test_a_plain_answer_with_its_source(self):
@@ -8217,7 +8314,7 @@ class Test51Conversation(AgentCase):
 
 
 # =============================================================================
-# 62. Evaluation
+# 63. Evaluation
 
 
 def judged_folder(folder, packed=False):
@@ -8246,7 +8343,7 @@ def judged_folder(folder, packed=False):
     return folder
 
 
-class Test62Evaluation(Folder):
+class Test63Evaluation(Folder):
     """Judged sets and cases, run over what is handed in."""
 
     def test_a_set_is_read_packed_or_not(self):
@@ -8311,7 +8408,7 @@ class Test62Evaluation(Folder):
         self.assertEqual(slept, [2.0, 0.0, 3.0])
 
 
-# 64. Console
+# 65. Console
 # =============================================================================
 
 def console_over(encoding, errors="strict", stdin=b"", **environ):
@@ -8356,7 +8453,7 @@ class Terminal:
         return found.decode("utf-8")
 
 
-class Test64Console(unittest.TestCase):
+class Test65Console(unittest.TestCase):
     """Printing, asking and progress."""
 
     FOREIGN = "《Day 5 学习笔记》 ✓ 😀 ℝ café"
@@ -8546,10 +8643,10 @@ class Test04Choices(unittest.TestCase):
 
 
 # =============================================================================
-# 65. Consent
+# 66. Consent
 # =============================================================================
 
-class Test65Consent(unittest.TestCase):
+class Test66Consent(unittest.TestCase):
     """Rules first, then the user; what `a`, `p` and `d` leave behind."""
 
     def setUp(self):
@@ -8656,7 +8753,7 @@ class Test65Consent(unittest.TestCase):
 
 
 # =============================================================================
-# 66. Arguments
+# 67. Arguments
 # =============================================================================
 
 COMMANDS = {
@@ -8678,7 +8775,7 @@ SHARED = (
 )
 
 
-class Test66Arguments(unittest.TestCase):
+class Test67Arguments(unittest.TestCase):
     """Words of a command line to a command and its options."""
 
     def parse(self, line, **given):
@@ -8745,7 +8842,7 @@ class Test66Arguments(unittest.TestCase):
 
 
 # =============================================================================
-# 68. Intake
+# 69. Intake
 # =============================================================================
 
 PROJECT_FILES = {
@@ -8821,7 +8918,7 @@ class Project:
         return code, json.loads(out)
 
 
-class Test68Intake(unittest.TestCase):
+class Test69Intake(unittest.TestCase):
     """add, sync and remove."""
 
     def setUp(self):
@@ -8972,6 +9069,90 @@ class Test68Intake(unittest.TestCase):
         self.assertGreater(chunks[1], chunks[0])
         self.assertEqual(chunks[1:], [chunks[1]] * 3)
 
+    SUBJECTS = "\n\n".join(f"Part {n} tells of {word}. " + f"More on {word}. " * 12
+                           for n, word in enumerate(["apples", "apples", "ships", "ships"], 1))
+
+    def divide(self, script):
+        """Let a model divide texts from now on; -> list of what it is shown."""
+        shown = []
+
+        def _play(request):
+            if request.method == "GET":
+                return [answer(200, b'{"data": [{"id": "tiny"}]}')]
+            shown.append(json.loads(request.body)["messages"][-1]["content"])
+            return script
+
+        server = ScriptedServer(_play)
+        self.addCleanup(server.__exit__)
+        self.project.environ["OPENAI_BASE_URL"] = server.url + "/v1"
+        return shown
+
+    def chunks_of(self, source):
+        """Return the texts of the chunks of a source."""
+        document = self.project.data("show", source)[1]
+        return [document["text"][start:end] for start, end, _ in document["chunks"]]
+
+    def test_a_model_marks_where_subjects_begin(self):
+        self.project.write("notes/long.md", self.SUBJECTS)
+        code, report = self.project.data("add", "notes", "-y", "--chunker", "model")
+        self.assertEqual((code, report["error"]["kind"]), (4, "config"))
+        shown = self.divide(plain("Line 3 and line 99."))
+        code, report = self.project.data("add", "notes", "--chunker", "model",
+                                         "--allow", "rag_add(*)")
+        self.assertEqual((code, shown), (5, []))
+        self.assertIn("nobody said yes", report["error"]["message"])
+        code, report = self.project.data("add", "notes", "-y", "--chunker", "model")
+        self.assertEqual((code, report["warnings"], len(shown)), (0, [], 1))
+        self.assertIn("3 Part 3 tells of ships.", shown[0])
+        self.assertEqual([chunk[:6] for chunk in self.chunks_of("notes/long.md")],
+                         ["Part 1", "Part 3"])
+        self.project.write("notes/long.md", "Part 0 is new.\n\n" + self.SUBJECTS)
+        self.assertEqual(self.project.call("sync", "-y")[0], 0)
+        self.assertEqual(self.chunks_of("notes/long.md")[1][:6], "Part 2")
+        self.assertEqual(self.project.call("sync")[0], 0)
+        self.assertEqual(len(shown), 2)     # what has not changed is not sent
+        self.assertEqual(self.project.call("sync", "--recut", "-y")[0], 0)
+        self.assertEqual(len(shown), 3)
+        self.assertEqual(self.project.call("sync", "--recut")[0], 5)
+
+    def test_without_its_model_a_root_is_synced_all_the_same(self):
+        self.divide(plain("3"))
+        self.project.call("add", "notes", "-y", "--chunker", "model")
+        del self.project.environ["OPENAI_BASE_URL"]
+        self.assertEqual(self.project.call("sync", "--recut", "-y")[0], 4)
+        self.project.write("notes/day5.md", self.SUBJECTS)
+        code, report = self.project.data("sync", "-y")
+        self.assertEqual((code, report["updated"]), (0, ["notes/day5.md"]))
+        self.assertIn("set OPENAI_BASE_URL", report["warnings"][0]["reason"])
+        code, report = self.project.data("sync", "--dry-run", "--recut")
+        self.assertEqual((code, report["warnings"]), (0, []))
+
+    def test_a_model_that_marks_badly_is_named_once(self):
+        self.project.write("notes/long.md", self.SUBJECTS)
+        self.project.write("notes/more.md", self.SUBJECTS + " More.")
+        usual = [c.start for c in lr.cut(self.SUBJECTS, "markdown")]
+        refused = answer(400, b'{"error": {"message": "no"}}')
+        locked = answer(401, b'{"error": {"message": "key"}}')
+        for script, reason, count in (
+            (plain("I would rather not."), "cut as auto: the model names no line", 2),
+            (plain("17, 4000"), "cut as auto: the model names no line", 2),
+            (plain("They are 2, 3 and 4."), "", 0),
+            ([refused], "cut as auto: ", 2),
+            ([locked], "from here on cut as auto: ", 1),
+        ):
+            with self.subTest(reason):
+                self.divide(script)
+                code, report = self.project.data("add", "notes", "-y", "--chunker",
+                                                 "model")
+                self.assertEqual((code, len(report["warnings"])), (0, count), report)
+                for row in report["warnings"]:
+                    self.assertTrue(row["reason"].startswith(reason), row)
+                    self.assertTrue(row["source"].startswith("notes/"))
+                document = self.project.data("show", "notes/long.md")[1]
+                starts = [start for start, _, _ in document["chunks"]]
+                self.assertEqual(starts == usual, bool(reason))
+                self.project.call("remove", "notes")
+
     def test_remove(self):
         self.project.call("add", ".", "-y")
         code, report = self.project.data("remove", "notes/planner.md")
@@ -9009,7 +9190,7 @@ class Test68Intake(unittest.TestCase):
         self.assertEqual(self.project.data("sync", "port.txt")[1]["updated"], ["port.txt"])
 
 
-class Test68IntakeInTrouble(unittest.TestCase):
+class Test69IntakeInTrouble(unittest.TestCase):
     """Adding while processes are killed, race each other, or may not write."""
 
     def setUp(self):
@@ -9149,10 +9330,10 @@ class Test68IntakeInTrouble(unittest.TestCase):
 
 
 # =============================================================================
-# 69. Listing
+# 70. Listing
 # =============================================================================
 
-class Test69Listing(unittest.TestCase):
+class Test70Listing(unittest.TestCase):
     """list, show, status, search and ask."""
 
     QUESTION = "历史压缩的触发阈值是多少？"
@@ -9330,10 +9511,10 @@ class Test69Listing(unittest.TestCase):
 
 
 # =============================================================================
-# 79. Grading
+# 80. Grading
 
 
-class Test79Grading(unittest.TestCase):
+class Test80Grading(unittest.TestCase):
     """The command eval."""
 
     def setUp(self):
@@ -9503,7 +9684,7 @@ class Test79Grading(unittest.TestCase):
                              data)
 
 
-# 80. Prompt
+# 81. Prompt
 # =============================================================================
 
 class Screen:
@@ -9604,7 +9785,7 @@ class Lines:
     say = note
 
 
-class Test80Prompt(unittest.TestCase):
+class Test81Prompt(unittest.TestCase):
     """Lines, pastes and blocks; commands; the terminal."""
 
     def play(self, *typed):
@@ -9781,10 +9962,10 @@ class Test80Prompt(unittest.TestCase):
 
 
 # =============================================================================
-# 70. Gate
+# 71. Gate
 # =============================================================================
 
-class Test70Gate(unittest.TestCase):
+class Test71Gate(unittest.TestCase):
     """Which calls of a model may happen, and what is asked."""
 
     def setUp(self):
@@ -9903,7 +10084,7 @@ class Asked:
 
 
 # =============================================================================
-# 74. Asking
+# 75. Asking
 # =============================================================================
 
 class Endpoint:
@@ -9935,7 +10116,7 @@ def plain(text):
     return [answer(200, json.dumps(reply).encode())]
 
 
-class Test74Asking(unittest.TestCase):
+class Test75Asking(unittest.TestCase):
     """The real program and a scripted endpoint."""
 
     QUESTION = "这套笔记里，历史压缩相关的触发阈值是多少？"
@@ -10215,7 +10396,7 @@ CHAOS = [      # (behaviours of the server, mode of the answer, exit code)
 ]
 
 
-class Test74RealServers(unittest.TestCase):
+class Test75RealServers(unittest.TestCase):
     """Slow checks against servers that others wrote, where their addresses are given."""
 
     QUESTION = "What is the default of MAX_HISTORY_CHARS?"
@@ -10295,10 +10476,10 @@ class Test74RealServers(unittest.TestCase):
 
 
 # =============================================================================
-# 75. Facts
+# 76. Facts
 # =============================================================================
 
-class Test75Facts(unittest.TestCase):
+class Test76Facts(unittest.TestCase):
     """The memory command."""
 
     def test_memory_is_kept_searched_and_undone(self):
@@ -10321,10 +10502,10 @@ class Test75Facts(unittest.TestCase):
 
 
 # =============================================================================
-# 78. Talk
+# 79. Talk
 # =============================================================================
 
-class Test78Talk(unittest.TestCase):
+class Test79Talk(unittest.TestCase):
     """Conversations at the prompt, with a scripted endpoint."""
 
     def setUp(self):
@@ -10456,7 +10637,7 @@ class Test78Talk(unittest.TestCase):
 
 
 # =============================================================================
-# 95. Command line
+# 96. Command line
 # =============================================================================
 
 def frames_of(data):
@@ -10562,7 +10743,7 @@ class WebCase(Folder):
         return lr.load_conversation(os.path.join(self.home, "sessions"), name)
 
 
-class Test82Admission(WebCase):
+class Test83Admission(WebCase):
     """Who may ask, and how often."""
 
     def test_WEB_1_other_sites_cannot_drive_the_page(self):
@@ -10680,7 +10861,7 @@ class Test82Admission(WebCase):
             self.assertEqual(self.post("/api/ask", {"question": "x"})[0], 429)
 
 
-class Test90Endpoints(WebCase):
+class Test91Endpoints(WebCase):
     """Answers as streams, and what happens to them."""
 
     def test_an_extract_without_a_model(self):
@@ -10843,7 +11024,7 @@ class Test90Endpoints(WebCase):
         self.assertEqual(self.request("GET", "/api/conversation")[0], 404)
 
 
-class Test95Changes(WebCase):
+class Test96Changes(WebCase):
     """Documents come in and go by the page, after a yes."""
 
     def answer(self, path, body, given):
@@ -10921,7 +11102,7 @@ class Test95Changes(WebCase):
             self.assertEqual(self.post("/api/add", body)[0], 400)
 
 
-class Test95CompletionsOverHttp(WebCase):
+class Test96CompletionsOverHttp(WebCase):
     """The endpoint for chat clients."""
 
     def complete(self, *messages, stream=False, **headers):
@@ -10979,7 +11160,7 @@ class Test95CompletionsOverHttp(WebCase):
         self.assertEqual([m["id"] for m in json.loads(data)["data"]], ["lightrag"])
 
 
-class Test95Page(WebCase):
+class Test96Page(WebCase):
     """The page itself."""
 
     def test_WEB_2_policy_and_nothing_from_outside(self):
@@ -11131,7 +11312,7 @@ RETRY_LIMIT = 5   # <b>not markup</b>
 """
 
 
-class Test95Browser(WebCase):
+class Test96Browser(WebCase):
     """The page in a real browser."""
 
     def setUp(self):
@@ -11302,7 +11483,7 @@ class Test95Browser(WebCase):
                     file.write(shot)
 
 
-class Test95OpenaiClient(WebCase):
+class Test96OpenaiClient(WebCase):
     """The official client of the OpenAI format."""
 
     def setUp(self):
@@ -11331,7 +11512,7 @@ class Test95OpenaiClient(WebCase):
             client.with_options(api_key="wrong").models.list()
 
 
-class Test95Load(WebCase):
+class Test96Load(WebCase):
     """Many clients for a while."""
 
     CLIENTS, SECONDS = 50, 60
@@ -11387,7 +11568,7 @@ class Test95Load(WebCase):
               f"memory {' '.join(f'{mb:.0f}' for mb in levels)} MB", file=sys.stderr)
 
 
-class Test91Serving(unittest.TestCase):
+class Test92Serving(unittest.TestCase):
     """The command."""
 
     def setUp(self):
@@ -11424,7 +11605,7 @@ class Test91Serving(unittest.TestCase):
         self.assertIn("cannot listen on 203.0.113.7", err)
 
 
-class Test93Mcp(unittest.TestCase):
+class Test94Mcp(unittest.TestCase):
     """The MCP server, as a client meets it."""
 
     def setUp(self):
@@ -11604,7 +11785,7 @@ class Test93Mcp(unittest.TestCase):
         self.assertLess(len(text), lr.MCP_CHARS_MAX + 200)
 
 
-class Test95McpClient(unittest.TestCase):
+class Test96McpClient(unittest.TestCase):
     """The official client of the Model Context Protocol."""
 
     def setUp(self):
@@ -11656,7 +11837,7 @@ class Test95McpClient(unittest.TestCase):
                 self.assertNotIn("more/", listed.content[0].text)
 
 
-class Test95CommandLine(unittest.TestCase):
+class Test96CommandLine(unittest.TestCase):
     """The real program in a process of its own."""
 
     QUESTION = "历史压缩的触发阈值是多少？"
