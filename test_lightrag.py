@@ -220,6 +220,12 @@ TRICKY_TEXTS = (
 class Test05Text(unittest.TestCase):
     """The tokeniser, sentences, estimates, and texts made safe to show."""
 
+    def test_signs_of_runs_are_those_of_the_ranges(self):
+        sign = re.compile(f"[{lr.RUN_SIGNS}]")
+        wrong = [code for code in range(sys.maxunicode + 1)
+                 if lr.is_run(chr(code)) != bool(sign.match(chr(code)))]
+        self.assertEqual(wrong, [])
+
     def test_no_text_breaks_a_function(self):
         for text in TRICKY_TEXTS:
             with self.subTest(text=text[:20]):
@@ -1901,7 +1907,7 @@ def exhaustive(documents, query, k, wanted=None):
     scored = sorted((row for row in scored if row[0]), key=first_then_place)
     words, gains, final = lr.plain_words(weights), {}, []
     for word in lr.words_of(query):
-        if not lr.RUN.match(word):
+        if not lr.is_run(word):
             weight = weights.get(lr.word_tokens(word)[-1], 0)
             gains[lr.form_of(word)] = round(lr.FORM_SHARE * 255 * weight)
     for i, side in enumerate(lr.neighbours(words)):
