@@ -4513,7 +4513,7 @@ def _link_start(address):
     return "a", f'href="{escape(address)}"'
 
 
-def read_docx(data, _=""):
+def read_docx(data):
     """Return (title, Markdown text, warnings) of a Word file."""
     archive = Archive(data)
     part = archive.main_part()
@@ -4677,7 +4677,7 @@ class WordReader:
         return self.nesting.item(level + 1, events, tag, list_id, numbers[level])
 
 
-def read_pptx(data, _=""):
+def read_pptx(data):
     """Return (title, Markdown text, warnings) of a PowerPoint file."""
     archive = Archive(data)
     deck = archive.main_part()
@@ -4770,7 +4770,7 @@ VALUE_ENDS = {"v": True, "t": True, "/v": False, "/t": False}
 FORMAT_WORDS = Pattern(r'"[^"]*"|\\.|_.|\*.|\[[^\]]*\]')    # what no value goes into
 
 
-def read_xlsx(data, _=""):
+def read_xlsx(data):
     """Return (title, Markdown text, warnings) of an Excel file, less hidden sheets."""
     archive = Archive(data)
     book = archive.main_part()
@@ -4912,8 +4912,9 @@ def number_text(words, is_date=False, epoch_days=0):
 #    Uses: Settings, Errors, Prose, Outline, Markdown, Decoding, Archive, Office, Sheets
 # =============================================================================
 
-# A reader takes (data, charset) and returns (title, text, warnings).  Of MARKDOWN_KINDS
-# the text is made, as Markdown; of all others it is the file's own lines.
+# A reader takes a text, or the bytes of a packed file, and returns (title, text,
+# warnings).  Of MARKDOWN_KINDS the text is made, as Markdown; of all others it is the
+# file's own lines.
 
 MARKDOWN_KINDS = frozenset(
     ("html", "notebook", "pdf", "docx", "pptx", "xlsx", "epub")
@@ -5057,10 +5058,15 @@ def read_document(data, name, content_type="", charset=""):
     if not data.strip():
         raise SkipError("it is empty: nothing to index")
     kind = _kind_for(data, name, content_type)
-    if kind not in PACKED_KINDS.values() and looks_binary(data):
+    if kind in PACKED_READERS:
+        title, text, warnings = PACKED_READERS[kind](data)
+    elif looks_binary(data):
         raise SkipError("it looks binary, not like text")
-    declared = re.search(r"charset\s*=\s*[\"']?([\w.:-]+)", content_type, re.IGNORECASE)
-    title, text, warnings = READERS[kind](data, charset or (declared or ("", ""))[1])
+    else:
+        told = re.search(r"charset\s*=\s*[\"']?([\w.:-]+)", content_type, re.IGNORECASE)
+        text, warning = decode(data, charset or (told[1] if told else ""))
+        title, text, warnings = TEXT_READERS.get(kind, _read_plain)(text)
+        warnings = [warning, *warnings]
     if not re.search(r"[^\W_]", text):
         raise SkipError("there are no words in it: nothing to index")
     if kind in MARKDOWN_KINDS:
@@ -5093,24 +5099,16 @@ def _kind_for(data, name, content_type):
     return _known_kind(name) or "text"
 
 
-def _read_html(data, charset):
-    text, warning = decode(data, charset)
-    title, text, warnings = html_to_markdown(text)
-    return title, text, [warning, *warnings]
+def _read_plain(text):
+    return "", text, []
 
 
-def _read_plain(data, charset):
-    text, warning = decode(data, charset)
-    return "", text, [warning]
-
-
-def _read_markdown(data, charset):
-    text, warning = decode(data, charset)
+def _read_markdown(text):
     fields = {key.lower(): value for key, value in front_matter(text)[1].items()}
     title = fields.get("title", "")
     if not re.search(r"\w", title):
         title = _markdown_title(text)
-    return title, text, [warning]
+    return title, text, []
 
 
 def _markdown_title(text):
@@ -5122,27 +5120,25 @@ def _markdown_title(text):
     return block.heading if block else ""
 
 
-def _read_rst(data, charset):
-    text, warning = decode(data, charset)
-    return _first_heading(rst_blocks(text)), text, [warning]
+def _read_rst(text):
+    return _first_heading(rst_blocks(text)), text, []
 
 
 def _first_heading(blocks):
     return next((block.heading for block in blocks if block.heading), "")
 
 
-def _read_pdf_text(data, charset):
+def _read_pdf_text(text):
     """Read what pdftotext wrote: a form feed ends each page."""
-    text, warning = decode(data, charset)
     pages = [
         f"# Page {number}\n\n{as_words(page.strip(chr(10)))}"
         for number, page in enumerate(text.split("\f"), 1)
         if page.strip()
     ]
-    return "", "\n\n".join(pages), [warning]
+    return "", "\n\n".join(pages), []
 
 
-def _read_epub(data, _):
+def _read_epub(data):
     """Read an e-book: the Markdown of its chapters, in order."""
     archive = Archive(data)
     container = archive.xml("META-INF/container.xml")
@@ -5184,9 +5180,8 @@ def _read_package(archive, part):
     return title, list(chapters)
 
 
-def _read_notebook(data, charset):
+def _read_notebook(text):
     """Read a Jupyter notebook as Markdown: code between fences, outputs shortened."""
-    text, warning = decode(data, charset)
     try:
         book = json.loads(text)
         told = book.get("metadata", {}).get("language_info", {})
@@ -5200,7 +5195,7 @@ def _read_notebook(data, charset):
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise SourceError(f"it is not a notebook that can be read: {error}") from error
     text = "\n\n".join(blocks)
-    return _first_heading(markdown_blocks(text)), text, [warning]
+    return _first_heading(markdown_blocks(text)), text, []
 
 
 def _cell_blocks(cell, syntax):
@@ -5223,17 +5218,18 @@ def _cell_blocks(cell, syntax):
     return blocks
 
 
-READERS = {
+PACKED_READERS = {
     "docx": read_docx,
     "pptx": read_pptx,
     "xlsx": read_xlsx,
     "epub": _read_epub,
-    "html": _read_html,
+}
+TEXT_READERS = {        # all other kinds are read as they are
+    "html": html_to_markdown,
     "markdown": _read_markdown,
     "rst": _read_rst,
     "notebook": _read_notebook,
     "pdf": _read_pdf_text,
-    **dict.fromkeys(("text", "code", "csv", "json", "yaml", "toml"), _read_plain),
 }
 
 
