@@ -4315,6 +4315,7 @@ def looks_binary(data):
 # they declare is believed; a document type, in which entities could grow, is refused.
 
 OLE_MARK = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"     # Office before 2007, or encrypted
+TEXT_ELEMENTS = frozenset(("t", "title", "v"))      # all other text is layout or a code
 
 
 class Archive:
@@ -4354,19 +4355,29 @@ class Archive:
     def xml(self, name):
         """Yield the events of an XML member, in the form that pages have.
 
-        ("p", {attributes}), ("", text) and ("/p", {}); names are without namespaces;
-        only an attribute that names a relationship has an r: before it.
+        ("p", {attributes}), ("", text) of TEXT_ELEMENTS and ("/p", {}); names are
+        without namespaces; only an attribute that names a relationship has an r:
+        before it.
         """
         from xml.parsers import expat
 
         parser, events, names = expat.ParserCreate(None, " "), [], _LocalNames()
+
+        def _start(tag, attributes):
+            name = names[tag]
+            events.append((name, {names[key]: attributes[key] for key in attributes}))
+            parser.CharacterDataHandler = _text if name in TEXT_ELEMENTS else None
+
+        def _end(tag):
+            events.append(("/" + names[tag], {}))
+            parser.CharacterDataHandler = None
+
+        def _text(text):
+            events.append(("", text))
+
         parser.buffer_text = True
         parser.StartDoctypeDeclHandler = _refuse_doctype
-        parser.StartElementHandler = lambda tag, attributes: events.append(
-            (names[tag], {names[key]: attributes[key] for key in attributes})
-        )
-        parser.EndElementHandler = lambda tag: events.append(("/" + names[tag], {}))
-        parser.CharacterDataHandler = lambda text: events.append(("", text))
+        parser.StartElementHandler, parser.EndElementHandler = _start, _end
         if name in self.names:
             with _damage_named(name):
                 for piece in chain(self.pieces(name), (b"",)):
@@ -4390,12 +4401,17 @@ class Archive:
                 links[found.get("Id")] = kind, target
         return links
 
+    def parts(self, part):
+        """Return the members that a part is related to: {type: name}."""
+        found = self.links(part).values()
+        return {kind: target for kind, target in found if target in self.names}
+
     def main_part(self):
         """Return the name of the part that an Office file begins with."""
-        for kind, target in self.links("").values():
-            if kind == "officeDocument" and target in self.names:
-                return target
-        raise SourceError("damaged, or not what its name says: no main part in it")
+        target = self.parts("").get("officeDocument")
+        if target is None:
+            raise SourceError("damaged, or not what its name says: no main part in it")
+        return target
 
 
 def member_name(folder, target):
@@ -4525,14 +4541,8 @@ def read_docx(data):
 
 def core_title(archive):
     """Return the title among the properties of an Office file, or ""."""
-    for kind, target in archive.links("").values():
-        if kind == "core-properties":
-            inside = False
-            for name, words in archive.xml(target):
-                if not name and inside:
-                    return words.strip()
-                inside = name == "title"
-    return ""
+    properties = archive.xml(archive.parts("").get("core-properties", ""))
+    return next((words.strip() for name, words in properties if not name), "")
 
 
 class WordReader:
@@ -4541,7 +4551,7 @@ class WordReader:
     def __init__(self, archive, part):
         self.archive, self.part = archive, part
         self.links = archive.links(part)
-        self.parts = {kind: target for kind, target in self.links.values()}
+        self.parts = archive.parts(part)
         self.styles = self._read_styles()
         self.formats = self._read_formats()
         self.paragraphs = []    # open ones: text boxes hold paragraphs inside one
@@ -4559,25 +4569,20 @@ class WordReader:
         return styles
 
     def _read_formats(self):
-        """Return {(list id, level): how its items are numbered}."""
-        formats, lists, at, level, list_id = {}, {}, "", "", None
+        """Return {list id: {level: how its items are numbered}}."""
+        formats, lists, form, level, list_id = {}, {}, {}, "", ""
         for name, found in self.archive.xml(self.parts.get("numbering", "")):
             if name == "abstractNum":
-                at, list_id = found.get("abstractNumId"), None
+                form = formats.setdefault(found.get("abstractNumId"), {})
             elif name == "num":
-                list_id = found.get("numId")
+                list_id, form = found.get("numId"), {}
             elif name == "lvl":
                 level = found.get("ilvl")
-            elif name == "numFmt" and list_id is None:
-                formats[at, level] = found.get("val")
-            elif name == "abstractNumId" and list_id is not None:
+            elif name == "numFmt":
+                form[level] = found.get("val")
+            elif name == "abstractNumId":
                 lists[list_id] = found.get("val")
-        return {
-            (list_id, level): form
-            for list_id, kind in lists.items()
-            for (at, level), form in formats.items()
-            if at == kind
-        }
+        return {list_id: formats.get(kind, {}) for list_id, kind in lists.items()}
 
     def _of_style(self, style, key):
         """Return what a style and those it is based on say, the nearest first."""
@@ -4596,7 +4601,7 @@ class WordReader:
             yield from self.nesting.end()
 
     def _part_events(self, part):
-        skipped, in_run, hidden, in_text = 0, False, False, False
+        skipped, in_run, hidden = 0, False, False
         for name, value in self.archive.xml(part):
             bare = name.lstrip("/")
             if bare in WORD_SKIPPED:
@@ -4618,9 +4623,7 @@ class WordReader:
                 in_run, hidden = name == "r", False
             elif name == "vanish":
                 hidden = in_run and value.get("val") not in NO
-            elif bare == "t":
-                in_text = name == "t" and not hidden
-            elif name or in_text:
+            elif name or not hidden:
                 self._add(name, value, in_run)
 
     def _add(self, name, value, in_run):
@@ -4672,8 +4675,8 @@ class WordReader:
         numbers = self.numbers.setdefault(list_id, [0] * len(OUTLINE_LEVELS))
         numbers[level] += 1
         numbers[level + 1 :] = [0] * (len(OUTLINE_LEVELS) - level - 1)
-        bulleted = self.formats.get((list_id, str(level)), "bullet") in NO_NUMBERS
-        tag = "ul" if bulleted else "ol"
+        form = self.formats.get(list_id, {}).get(str(level), "bullet")
+        tag = "ul" if form in NO_NUMBERS else "ol"
         return self.nesting.item(level + 1, events, tag, list_id, numbers[level])
 
 
@@ -4700,11 +4703,10 @@ def _slide_events(archive, part, number):
     title, body = _shape_events(archive, part)
     colon = ": " if title else ""
     events = _tagged("h2", [("", f"Slide {number}{colon}"), *title]) + body
-    for kind, target in archive.links(part).values():
-        if kind == "notesSlide":
-            notes = _shape_events(archive, target, list_places=())[1]
-            if _has_words(notes):
-                events += [*_tagged("p", [("", "Notes:")]), *notes]
+    notes_part = archive.parts(part).get("notesSlide", "")
+    notes = _shape_events(archive, notes_part, list_places=())[1]
+    if _has_words(notes):
+        events += [*_tagged("p", [("", "Notes:")]), *notes]
     return events
 
 
@@ -4715,7 +4717,7 @@ def _shape_events(archive, part, list_places=SLIDE_BODIES):
     """
     links, nesting = archive.links(part), Nesting()
     title, body, paragraph = [], [], []
-    place, depth, in_text, linked = "", 0, False, False
+    place, depth, linked = "", 0, False
     for name, value in archive.xml(part):
         bare = name.lstrip("/")
         if bare in TABLE_EVENTS:
@@ -4740,9 +4742,7 @@ def _shape_events(archive, part, list_places=SLIDE_BODIES):
             paragraph.append(("/a", ""))
         elif name == "br":
             paragraph.append(("br", ""))
-        elif bare == "t":
-            in_text = name == "t"
-        elif not name and in_text:
+        elif not name:
             paragraph.append(("", value))
         elif name == "/p" and _has_words(paragraph) and place not in SLIDE_SKIPPED:
             if place in SLIDE_TITLES:
@@ -4766,7 +4766,6 @@ DATE_FORMATS = frozenset(map(str, [*range(14, 23), *range(27, 37), *range(45, 48
                                    *range(50, 59)]))
 COLUMN = Pattern("[A-Z]{0,3}")
 DAYS_TO_1904 = 1462         # from the day that most Excel files count from
-VALUE_ENDS = {"v": True, "t": True, "/v": False, "/t": False}
 FORMAT_WORDS = Pattern(r'"[^"]*"|\\.|_.|\*.|\[[^\]]*\]')    # what no value goes into
 
 
@@ -4775,7 +4774,7 @@ def read_xlsx(data):
     archive = Archive(data)
     book = archive.main_part()
     links = archive.links(book)
-    parts = {kind: target for kind, target in links.values()}
+    parts = archive.parts(book)
     sheets, hidden, epoch_days = [], [], 0
     for name, found in archive.xml(book):
         if name == "sheet" and found.get("state", "visible") != "visible":
@@ -4803,7 +4802,7 @@ def read_xlsx(data):
 
 def _shared_strings(archive, part):
     """Return the texts that cells name by number, without how they are read aloud."""
-    strings, pieces, aloud, in_text = [], [], False, False
+    strings, pieces, aloud = [], [], False
     for name, value in archive.xml(part):
         if name == "si":
             pieces = []
@@ -4811,9 +4810,7 @@ def _shared_strings(archive, part):
             strings.append("".join(pieces))
         elif name in ("rPh", "/rPh"):
             aloud = name == "rPh"
-        elif name in ("t", "/t"):
-            in_text = name == "t" and not aloud
-        elif not name and in_text:
+        elif not (name or aloud):
             pieces.append(value)
     return strings
 
@@ -4843,13 +4840,10 @@ def is_date_format(code):
 
 def _rows(archive, part, strings, dated, epoch_days):
     """Yield the cells of each row of a sheet as texts, empty ones between them."""
-    cells, cell, pieces, in_value = [], {}, [], False
+    cells, cell, pieces = [], {}, []
     for name, value in archive.xml(part):
         if not name:
-            if in_value:
-                pieces.append(value)
-        elif name in VALUE_ENDS:
-            in_value = VALUE_ENDS[name]
+            pieces.append(value)
         elif name == "c":
             gap = column_of(value.get("r", "")) - len(cells)
             cells += [""] * min(gap, GAP_CELLS_MAX)
@@ -5164,17 +5158,15 @@ def _read_package(archive, part):
     """Return the title of an e-book and the members of its chapters, each once."""
     from urllib.parse import unquote
 
-    title, members, chapters, in_title = "", {}, {}, False
+    title, members, chapters = "", {}, {}
     for name, value in archive.xml(part):
         if name == "item" and "nav" not in value.get("properties", "").split():
             href = unquote(value.get("href", ""))
             members[value.get("id")] = member_name(posixpath.dirname(part), href)
         elif name == "itemref" and value.get("idref") in members:
             chapters[members[value["idref"]]] = None
-        elif not name and in_title and not title:
-            title = value.strip()
-        elif name:
-            in_title = name == "title"
+        elif not name:
+            title = title or value.strip()
     if not chapters:
         raise SourceError("damaged, or no e-book: no chapters in it")
     return title, list(chapters)
