@@ -811,8 +811,6 @@ class LimitError(LightragError):
 class StorageError(LightragError):
     """A file of the knowledge base cannot be read or written; nothing was lost."""
 
-    kind, exit_code = "storage", 1
-
 
 # =============================================================================
 # 4. Choices -- what a user may set: flag, environment, config.json [pure]
@@ -844,23 +842,16 @@ class Settings:
     embedding_tpm: int = 0  # LRAG_EMBEDDING_TPM: tokens a minute
 
 
-SETTING_VARIABLES = {
+KNOWN_VARIABLES = {         # which other programs read, too
     "base_url": ("OPENAI_BASE_URL", "OPENAI_API_BASE"),
     "api_key": ("OPENAI_API_KEY",),
     "model": ("OPENAI_MODEL",),
-    "fast_model": ("LRAG_FAST_MODEL",),
-    "max_steps": ("LRAG_MAX_STEPS",),
-    "budget_tokens": ("LRAG_BUDGET_TOKENS",),
-    "answer_tokens": ("LRAG_ANSWER_TOKENS",),
-    "stream": ("LRAG_STREAM",),
-    "remember": ("LRAG_REMEMBER",),
     "embedding_base_url": ("EMBEDDING_BASE_URL",),
     "embedding_api_key": ("EMBEDDING_API_KEY",),
     "embedding_model": ("EMBEDDING_MODEL",),
-    "embedding_prefix": ("LRAG_EMBEDDING_PREFIX",),
-    "embedding_rpm": ("LRAG_EMBEDDING_RPM",),
-    "embedding_tpm": ("LRAG_EMBEDDING_TPM",),
 }
+SETTING_VARIABLES = {name: KNOWN_VARIABLES.get(name, (f"LRAG_{name.upper()}",))
+                     for name in Settings._fields}
 SWITCHES = {"1": True, "true": True, "yes": True, "on": True,
             "0": False, "false": False, "no": False, "off": False}
 
