@@ -984,22 +984,21 @@ def words_of(text):
 
 
 def tokens_of(words):
-    """Return the tokens of words and runs, in order."""
+    """Return the tokens of words and runs, in order.
+
+    >>> tokens_of(["人工智能"])
+    ['人', '工', '智', '能', '人工', '工智', '智能']
+    """
     if all(map(str.isascii, words)):
         return list(chain.from_iterable(map(word_tokens, words)))
     found = []
     for word in words:
-        if word[0] >= RUN_FIRST and is_run(word):    # as run_tokens, without a list
+        if word[0] >= RUN_FIRST and is_run(word):    # every sign, then every pair
             found += word
             found += map(add, word, word[1:])
         else:
             found += word_tokens(word)
     return found
-
-
-def _tokens_of(word):
-    """Return the tokens of one match of WORD."""
-    return run_tokens(word) if is_run(word) else word_tokens(word)
 
 
 def is_run(word):
@@ -1009,15 +1008,6 @@ def is_run(word):
     (True, True, False, False)
     """
     return bisect_right(RUN_EDGES, word[0]) % 2 == 1
-
-
-def run_tokens(run):
-    """Return every sign of a run, then every pair of neighbours.
-
-    >>> run_tokens("人工智能")
-    ['人', '工', '智', '能', '人工', '工智', '智能']
-    """
-    return [*run, *map(add, run, run[1:])]
 
 
 def is_pair(token):
@@ -1192,7 +1182,7 @@ def question_tokens(text):
 
 def _weighed(word, latin):
     """Return [(token, weight)] of a question's word; the pairs alone of a run."""
-    found = _tokens_of(word)
+    found = tokens_of((word,))
     if is_run(word):
         return [(token, 1.0) for token in found[len(word):] or found]
     if len(found) == 1:
