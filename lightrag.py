@@ -1878,23 +1878,6 @@ def hide(text, hidden):
     return "".join(pieces), inside
 
 
-class _Definition:
-    """A definition that is being read."""
-
-    __slots__ = ("block", "body", "depth", "end", "indent", "level", "path", "role",
-                 "start", "typed")
-
-    def __init__(self, role, path, level, typed, start, end, indent, depth):
-        self.role, self.path, self.level, self.typed = role, path, level, typed
-        self.start, self.end, self.indent, self.depth = start, end, indent, depth
-        self.block = None       # where the line begins that holds its {
-        self.body = None        # indentation of the first line inside
-
-    def is_indented(self):
-        """Tell whether its body is indented, so that indentation can be trusted."""
-        return self.body is not None and self.body > self.indent
-
-
 class _CodeReader:
     """Reads the lines of a code text once, keeping a stack of open definitions.
 
@@ -1908,7 +1891,8 @@ class _CodeReader:
         self.header, self.brackets = map(re.compile, (syntax.header, syntax.brackets))
         self.tail, self.closer = map(re.compile, (syntax.tail, syntax.closer))
         self.shown, self.inside = hide(text, syntax.hidden)
-        self.stack, self.blocks, self.depth = [], [], 0
+        self.stack = []         # definitions that are being read
+        self.blocks, self.depth = [], 0
         self.lead = None        # (start, indent, depth) of comments, attributes above
         self.last_code = ""     # the line of code before
 
@@ -1963,7 +1947,8 @@ class _CodeReader:
             self.finish(end)
         elif self.stack and self.stack[-1].block is not None:
             top = self.stack[-1]
-            top.body = indent if top.body is None else top.body
+            if top.is_indented is None:
+                top.is_indented = indent > top.indent
         if self.lead and self.depth > self.lead[2]:
             return              # an attribute of several lines
         if code[0] != "@" and not (self.syntax.braces and LEAD_LINE.match(code)):
@@ -1979,9 +1964,9 @@ class _CodeReader:
             top = self.stack[-1]
             same = indent == top.indent
             if syntax.braces and top.block is not None:
-                if code[0] == "}" and top.is_indented() and same:
+                if code[0] == "}" and top.is_indented and same:
                     self.depth = top.depth + 1      # whatever brackets were miscounted
-                if not (top.is_indented() and (strong or code[0] == "}" and not same)):
+                if not (top.is_indented and (strong or code[0] == "}" and not same)):
                     return False
             elif not strong:
                 if self.depth > top.depth or (same and self.tail.match(code)):
@@ -2015,10 +2000,12 @@ class _CodeReader:
         begin = start
         if self.lead and self.lead[1] == indent:
             begin = self.lead[0]
-        typed = not self.shown[start : header.start(group)].isspace()
-        self.stack.append(_Definition(
-            role, " > ".join(filter(None, names)), len(self.stack) + 1,
-            typed and header.start(group) > start, begin, end, indent, self.depth,
+        self.stack.append(SimpleNamespace(
+            role=role, path=" > ".join(filter(None, names)), level=len(self.stack) + 1,
+            typed=bool(self.shown[start : header.start(group)].strip()),
+            start=begin, end=end, indent=indent, depth=self.depth,
+            block=None,         # where the line begins that holds its {
+            is_indented=None,   # the first line inside: then indentation is trusted
         ))
         self.lead = None
         return True
