@@ -3530,7 +3530,8 @@ class MarkupReader:
 
     def __init__(self, text, keep_navigation=False):
         self.keep_navigation = keep_navigation
-        self.events, self.stack, self.fates = [], [], {}
+        self.events, self.stack = [], []
+        self.fate_of = cache(fate_of)   # a page repeats its tags
         self.tables = []                # of the open ones: are they for layout?
         self.chars = self.linked = 0    # characters kept: all, and inside links
         self.open = dict.fromkeys(("a", "p", "pre", "hidden", "main", "article"), 0)
@@ -3618,9 +3619,7 @@ class MarkupReader:
             self._close(_P, BLOCKS_BUT_P)
         if name in IMPLIED_END:
             self._close(*IMPLIED_END[name])
-        fate = self.fates.get((name, attributes))
-        if fate is None:
-            fate = self.fates[name, attributes] = fate_of(name, attributes)
+        fate = self.fate_of(name, attributes)
         if name in VOID:
             self._add_void(name, attributes, fate)
             return
