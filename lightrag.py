@@ -5194,7 +5194,7 @@ TEXT_READERS = {        # all other kinds are read as they are
 
 # =============================================================================
 # 24. Excerpts -- what of a hit can be shown: sentences, rows, lines of code [pure]
-#    Uses: Settings, Text, Prose, Outline, Ranking
+#    Uses: Settings, Text, Prose, Outline, Windows, Ranking
 # =============================================================================
 
 # An *excerpt* is the least that reads well alone: a sentence, with its lead-in where it
@@ -5281,20 +5281,11 @@ def _pieces_between(text, start, end, as_lines, in_code):
     else:
         spans = [(start + a, start + b) for a, b in sentences(text[start:end])]
     rules, other = (CODE_PIECES, "code") if in_code else (PROSE_PIECES, "text")
+    limits = Limits(CHUNK_CHARS_MAX, 0, CHUNK_CHARS_MAX, CHUNK_CHARS_MAX)
     for whole in spans:
-        for a, b in _cut_long(text, *whole):
+        for a, b in spans_of_text(text, *whole, limits):
             bare = text[a:b].strip()
             yield next((w for w, rule in rules if re.match(rule, bare)), other), a, b
-
-
-def _cut_long(text, start, end):
-    """Cut a span that is too long to show: after a comma or blank, else hard."""
-    while end - start > CHUNK_CHARS_MAX:
-        low, high = start + CHUNK_CHARS_MAX // 2, start + CHUNK_CHARS_MAX
-        at = max(text.rfind(sign, low, high) for sign in ";；,，、 ") + 1 or high
-        yield start, at
-        start = at
-    yield start, end
 
 
 def _shown(pieces, hit):
