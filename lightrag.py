@@ -7253,7 +7253,8 @@ def quantities(text):
     found = []
     for match in STATED_NUMBER.finditer(text):
         written, *scale = match.groups()
-        factor = math.prod(map(SCALES.get, _scale_signs("".join(filter(None, scale)))))
+        scale = "".join(filter(None, scale))    # a word, or Chinese signs
+        factor = math.prod(map(SCALES.get, [scale] if scale in SCALES else scale))
         found.append(_quantity(text, match, _shortest(written, factor)))
     taken = {quantity.end for quantity in found}
     for match in CHINESE_NUMBER.finditer(text):
@@ -7269,11 +7270,6 @@ def _quantity(text, match, value):
     unit = COUNTED.match(text, match.end())
     unit = unit[1].translate(PLAIN_COUNTED) if unit else ""
     return Quantity(value, unit, *match.span())
-
-
-def _scale_signs(scale):
-    """Return the keys of SCALES that a scale is made of."""
-    return [scale] if scale in SCALES else list(scale)
 
 
 def _shortest(written, factor=1):
