@@ -76,43 +76,45 @@ terminal, clock or environment):
     57 Tools         a table of what the agent can do
     58 Requests      what is sent: within a budget, and what is made of a conversation
     59 Subjects      where a model says that a new subject begins
-    60 Calls         run what a model asks for, or say why not
-    61 Review        an answer against all that its conversation has shown
-    62 Agent         the loop; yields events, never prints
-    63 Evaluation    run judged sets and golden cases
-    64 Replay        a model's answers, kept by case and given again
-    65 Console       printing, asking and progress under any encoding
-    66 Consent       ask once, and remember what the user wants remembered
-    67 Arguments     the words of a command line to a command and its options
-    68 Options       the options that several commands share
-    69 Intake        the commands that add, sync, embed and remove
-    70 Listing       the commands that list, show and search
-    71 Gate          whether a tool may do what a model wants
-    72 Attachments   what stands beside a question: @paths, standard input
-    73 Setup         the agent of a run, made of what the user set up
-    74 Telling       an answer as it comes, and the sources behind it
-    75 Asking        one question: its answer, and what --json says of it
-    76 Facts         the memory command, and what a conversation leaves behind
-    77 Sessions      saved conversations: go on, begin anew, sum up, export
-    78 Panels        what the prompt shows of models, tools, rules and sources
-    79 Talk          one conversation at the prompt
-    80 Grading       the command that evaluates
-    81 Prompt        the interactive prompt
-    82 Chat          the prompt with its commands
-    83 Admission     who may ask a server, and how often
-    84 Wire          the agent's events as the page knows them
-    85 Completions   the OpenAI format, as a server speaks it
-    86 Layout        the page: what stands where, and how it looks
-    87 Script        what the page does
-    88 Manners       how the page is used: asking, documents, permission, keys
-    89 Service       the agent and the knowledge base for faces that serve several
-    90 Web           the page, its endpoints, and an endpoint for chat clients
-    91 Endpoints     one request: through the gates, to its answer
-    92 Serving       connections, and the command that serves
-    93 Rpc           JSON-RPC 2.0, a message a line
-    94 Mcp           the same tools for other agents, over standard input and output
-    95 Faces         the commands that serve others
-    96 Command line  the table of commands, and main
+    60 Rerank        passages put in order, and questions put anew, by a model
+    61 Calls         run what a model asks for, or say why not
+    62 Review        an answer against all that its conversation has shown
+    63 Agent         the loop; yields events, never prints
+    64 Evaluation    run judged sets and golden cases
+    65 Replay        a model's answers, kept by case and given again
+    66 Console       printing, asking and progress under any encoding
+    67 Consent       ask once, and remember what the user wants remembered
+    68 Meaning       search by meaning and with models, as the user set it up
+    69 Arguments     the words of a command line to a command and its options
+    70 Options       the options that several commands share
+    71 Intake        the commands that add, sync, embed and remove
+    72 Listing       the commands that list, show and search
+    73 Gate          whether a tool may do what a model wants
+    74 Attachments   what stands beside a question: @paths, standard input
+    75 Setup         the agent of a run, made of what the user set up
+    76 Telling       an answer as it comes, and the sources behind it
+    77 Asking        one question: its answer, and what --json says of it
+    78 Facts         the memory command, and what a conversation leaves behind
+    79 Sessions      saved conversations: go on, begin anew, sum up, export
+    80 Panels        what the prompt shows of models, tools, rules and sources
+    81 Talk          one conversation at the prompt
+    82 Grading       the command that evaluates
+    83 Prompt        the interactive prompt
+    84 Chat          the prompt with its commands
+    85 Admission     who may ask a server, and how often
+    86 Wire          the agent's events as the page knows them
+    87 Completions   the OpenAI format, as a server speaks it
+    88 Layout        the page: what stands where, and how it looks
+    89 Script        what the page does
+    90 Manners       how the page is used: asking, documents, permission, keys
+    91 Service       the agent and the knowledge base for faces that serve several
+    92 Web           the page, its endpoints, and an endpoint for chat clients
+    93 Endpoints     one request: through the gates, to its answer
+    94 Serving       connections, and the command that serves
+    95 Rpc           JSON-RPC 2.0, a message a line
+    96 Mcp           the same tools for other agents, over standard input and output
+    97 Faces         the commands that serve others
+    98 Command line  the table of commands, and main
 
 Words: a document has a title, a source (the path or URL it came from) and a text;
 a chunk is a passage of it, text[start:end]; a hit is a chunk that a search found;
@@ -840,6 +842,12 @@ class Settings:
     embedding_prefix: str = "auto"  # LRAG_EMBEDDING_PREFIX: see PREFIX_WAYS
     embedding_rpm: int = 0  # LRAG_EMBEDDING_RPM: requests a minute; 0 = no limit
     embedding_tpm: int = 0  # LRAG_EMBEDDING_TPM: tokens a minute
+    rerank: str = "endpoint"    # LRAG_RERANK: endpoint, model or off
+    rerank_base_url: str = ""   # LRAG_RERANK_BASE_URL; empty = no reranking by endpoint
+    rerank_api_key: str = ""    # LRAG_RERANK_API_KEY
+    rerank_model: str = ""      # LRAG_RERANK_MODEL; empty = the server's own
+    expand: bool = False    # LRAG_EXPAND: search for what the model makes of a question
+    own_language: bool = False  # LRAG_OWN_LANGUAGE: passages in it first among equals
 
 
 KNOWN_VARIABLES = {         # which other programs read, too
@@ -849,6 +857,9 @@ KNOWN_VARIABLES = {         # which other programs read, too
     "embedding_base_url": ("EMBEDDING_BASE_URL",),
     "embedding_api_key": ("EMBEDDING_API_KEY",),
     "embedding_model": ("EMBEDDING_MODEL",),
+}
+SETTING_WORDS = {
+    "embedding_prefix": PREFIX_WAYS, "rerank": ("endpoint", "model", "off"),
 }
 SETTING_VARIABLES = {name: KNOWN_VARIABLES.get(name, (f"LRAG_{name.upper()}",))
                      for name in Settings._fields}
@@ -865,8 +876,9 @@ def read_settings(environ, config, max_steps=None):
     Raises     ConfigError that names the variable or the entry that is wrong
     """
     kept = {name: config[name] for name in SETTING_VARIABLES if name in config}
-    if any(environ.get(name) for name in SETTING_VARIABLES["base_url"]):
-        kept.pop("api_key", None)   # it belongs to the address beside it
+    for served in ("", "embedding_", "rerank_"):
+        if any(environ.get(name) for name in SETTING_VARIABLES[served + "base_url"]):
+            kept.pop(served + "api_key", None)  # it belongs to the address beside it
     found = {name: _setting(name, value, f"{name} in config.json")
              for name, value in kept.items()}
     for name, variables in SETTING_VARIABLES.items():
@@ -883,6 +895,7 @@ def _setting(name, value, where):
     """Return the value of a setting in its type."""
     kind = type(Settings._field_defaults[name])
     least = BUDGET_TOKENS_MIN if name == "budget_tokens" else 0
+    words = SETTING_WORDS.get(name, ())
     try:
         if kind is bool:
             return SWITCHES[str(value).lower()]
@@ -890,11 +903,12 @@ def _setting(name, value, where):
             if int(value) < least:
                 raise ValueError
             return int(value)
-        if isinstance(value, str):
+        if isinstance(value, str) and (not words or value in words):
             return value
     except (KeyError, ValueError, TypeError):
         pass
-    wanted = {bool: "1 or 0", int: f"a number from {least}", str: "a text"}[kind]
+    wanted = {bool: "1 or 0", int: f"a number from {least}",
+              str: ", ".join(words) or "a text"}[kind]
     raise ConfigError(f"{where} wants {wanted}")
 
 
@@ -8124,7 +8138,8 @@ def endpoint_url(base_url, path, version=""):
 
     scheme, netloc, base, query, _ = urlsplit(base_url.strip())
     base = re.sub("/{2,}", "/", base).rstrip("/")
-    base = re.sub("/(?:chat/completions|completions|embeddings|models)$", "", base)
+    paths = "/(?:chat/completions|completions|embeddings|models|rerank)$"
+    base = re.sub(paths, "", base)
     if version and not re.search(r"/v\d+\w*(?:/|$)", base):
         base += "/" + version
     return urlunsplit((scheme, netloc, f"{base}/{path}", query, ""))
@@ -11095,7 +11110,8 @@ def conversation_names(folder):
 # learned once and left out from then on.  Every error leaves here as a sentence that
 # names the setting to check and holds no secret.
 
-SERVED = {"OPENAI": "chat completions", "EMBEDDING": "embeddings"}
+SERVED = {"OPENAI": "chat completions", "EMBEDDING": "embeddings",
+          "LRAG_RERANK": "reranking"}
 MODEL_LIMITS = HttpLimits(
     CONNECT_TIMEOUT_S, MODEL_TIMEOUT_S, MODEL_TOTAL_S, MODEL_BYTES_MAX
 )
@@ -11434,7 +11450,7 @@ def retry_wait_s(headers, number, now_s, chance=None):
 
 # =============================================================================
 # 53. Embedder -- texts to vectors by an endpoint, in batches and at a pace
-#    Uses: Settings, Errors, Choices, Prose, Addresses, Model
+#    Uses: Settings, Errors, Prose, Addresses, Model
 # =============================================================================
 
 # A batch is bounded in texts and in tokens; two are on their way at once.  A batch that
@@ -11460,9 +11476,6 @@ class Embedder:
     """
 
     def __init__(self, settings, network=None, clock=time.monotonic, sleep=time.sleep):
-        if settings.embedding_prefix not in PREFIX_WAYS:
-            known = ", ".join(PREFIX_WAYS)
-            raise ConfigError(f"LRAG_EMBEDDING_PREFIX is none of {known}")
         self.settings, self.clock, self.sleep = settings, clock, sleep
         self.endpoint = Model(settings._replace(
             base_url=settings.embedding_base_url, api_key=settings.embedding_api_key,
@@ -11543,12 +11556,6 @@ class Embedder:
         return vectors_in(self.endpoint.post_json("embeddings", body), len(texts))
 
 
-def embedder_of(environ):
-    """Return the Embedder that the environment names, or None; raises ConfigError."""
-    settings = read_settings(environ, {})
-    return Embedder(settings) if settings.embedding_base_url else None
-
-
 def prefix_of(model, kind):
     """Return what a model wants before a question ("query") or a document.
 
@@ -11613,6 +11620,11 @@ def _floats(value):
 # which version of knowledge.json its places are; for another one they are found anew by
 # reading the documents.  Whatever is wrong with vectors or endpoint, search goes on by
 # words, with one notice that names the command which mends it.
+
+
+OWN_LANGUAGE_BONUS = 0.02   # of a score: no more than one place in a fused ranking
+OWN_LANGUAGE_HITS = 20      # the best, whose texts are looked at
+VARIANT_WEIGHT = 1 / 3      # the three together count as much as the question itself
 
 
 def embedded_text(title, heading, body):
@@ -11710,40 +11722,110 @@ def embed_missing(vectors, rows, embedder, save, progress=None):
 
 
 class Hybrid:
-    """Searches one Knowledge by words and by vectors.
+    """Searches one Knowledge by words and by vectors, and lets models help.
 
-    mode    words, vectors or hybrid
-    notify  callable(sentence), told once what keeps vectors from being used
+    vectors       Vectors, or None: then by words alone
+    mode          words, vectors or hybrid
+    notify        callable(sentence), told once of each part that cannot be used
+    rerank        None, or a Reranker or Adviser
+    expand        None, or callable(query) -> other ways to put the question
+    own_language  bool, passages in the question's language go first among equals
     """
 
-    def __init__(self, knowledge, vectors, embedder, mode="hybrid", notify=None):
+    def __init__(self, knowledge, vectors, embedder, mode="hybrid", notify=None,
+                 rerank=None, expand=None, own_language=False):
         self.knowledge, self.vectors, self.embedder = knowledge, vectors, embedder
+        self.rerank, self.expand, self.own_language = rerank, expand, own_language
         self.mode, self._notify, self._places = mode, notify, None
-        self.ranks, self.weights = {}, {}   # of the last search, for --explain
+        self.ranks, self._failed = {}, set()    # of the last search, for --explain
 
     def search(self, query, k=HITS, sources=(), kinds=()):
         """Return the k best chunks as Knowledge.search does."""
-        by_words = self.knowledge.rank(query, max(k, FUSED_MAX), sources, kinds)
-        by_meaning = self._by_meaning(query, max(k, FUSED_MAX), sources, kinds)
+        scope, self.ranks = (max(k, FUSED_MAX), sources, kinds), {}
+        best = self._ranked(query, scope)
+        variants = self._ask("the question was not put in other ways", self.expand,
+                             query)
+        if variants:
+            rankings = [[row[1:] for row in best]]
+            for variant in variants:
+                rankings.append([row[1:] for row in self._ranked(variant, scope)])
+            weights = [1.0] + [VARIANT_WEIGHT] * len(variants)
+            best = [(score, *place) for score, place in fused(rankings, weights)]
+            for name, ranking in zip(["the question", *variants], rankings):
+                self._note_ranks(f"for {name}", ranking)
+        best = self._reranked(query, self.own_first(query, best))
+        return self.knowledge.hits_at(best[:k])
+
+    def _ranked(self, query, scope):
+        """Return [(score, number, chunk index)] by words and by vectors, best first."""
+        by_words = self.knowledge.rank(query, *scope)
+        by_meaning = self._by_meaning(query, *scope)
         if not by_meaning or self.mode == "words":
-            self.ranks = {}
-            return self.knowledge.hits_at(by_words[:k])
+            return by_words
         words = [row[1:] for row in by_words]
         meaning = [row[1:] for row in by_meaning]
-        self.ranks = {"words": words, "vectors": meaning}
-        weights, rankings = self._weights(query, by_words), [words, meaning]
-        if self.mode == "vectors":
-            rankings[0] = []
-        best = fused(rankings, weights)[:k]
-        return self.knowledge.hits_at([(score, *place) for score, place in best])
+        weights = self._weights(query, by_words)
+        if not self.ranks:          # those of a variant say little
+            self._note_ranks("by words", words, weights[0])
+            self._note_ranks("by vectors", meaning, weights[1])
+        rankings = [[] if self.mode == "vectors" else words, meaning]
+        return [(score, *place) for score, place in fused(rankings, weights)]
+
+    def own_first(self, query, best):
+        """Put what is in the question's language first among near equals."""
+        if not self.own_language:
+            return best
+        self._note_ranks("before language", [row[1:] for row in best])
+        own, rows = language(query), []
+        for (score, *place), hit in zip(best, self._hits(best, OWN_LANGUAGE_HITS)):
+            bonus = OWN_LANGUAGE_BONUS * (language(hit.text) == own)
+            rows.append((score * (1 + bonus), *place))
+        rows.sort(key=lambda row: -row[0])
+        return rows + best[len(rows):]
+
+    def _reranked(self, query, best):
+        """Put the best in the reranker's order; what it leaves out stays behind."""
+        hits = self._hits(best, self.rerank.most) if self.rerank else []
+        if len(hits) < 2:
+            return best
+        texts = [embedded_text(hit.title, hit.heading, hit.text) for hit in hits]
+        named = self._ask("not reranked", self.rerank, query, texts)
+        if not named:
+            return best
+        old = [row[1:] for row in best]
+        self._note_ranks("before rerank", old)
+        order = [old[i] for i in named]
+        order += [place for place in old if place not in set(order)]
+        return [(score, *place) for score, place in fused([order], [1.0])]
+
+    def refusal(self):
+        """Return "", or why nothing may be sent to the reranker; this may ask."""
+        reason = self.rerank.allowed() if self.rerank else ""
+        return f"not reranked: {reason}" if reason else ""
+
+    def _hits(self, best, count):
+        return self.knowledge.hits_at(best[:count])
+
+    def _ask(self, failure, ask, *arguments):
+        """Return what a model says; [] when there is none, or when it failed once."""
+        if ask is None or failure in self._failed:
+            return []
+        try:
+            return ask(*arguments)
+        except LightragError as error:
+            self._give_up(f"{failure}: {error}", failure)
+            return []
+
+    def _note_ranks(self, name, ranking, weight=1.0):
+        self.ranks[f"(place {name})"] = weight, ranking
 
     def ranks_of(self, found):
-        """Return rows for --explain: the places of hits before they were fused."""
+        """Return rows for --explain: the places of hits in the rankings before."""
         rows = []
-        for name, ranking in self.ranks.items():
+        for name, (weight, ranking) in self.ranks.items():
             places = [ranking.index(f) + 1 if f in ranking else 0 for f in found]
-            rows.append({"token": f"(place by {name})", "chunks": len(ranking),
-                         "idf": 0.0, "weight": self.weights[name], "shares": places})
+            rows.append({"token": name, "chunks": len(ranking), "idf": 0.0,
+                         "weight": weight, "shares": places})
         return rows
 
     def _weights(self, query, by_words):
@@ -11757,9 +11839,7 @@ class Hybrid:
             for hit in self.knowledge.hits_at(by_words[:DECISIVE_HITS])
         ), default=0.0)
         words = coverage >= DECISIVE_COVERAGE
-        weights = (1.0, MINOR_WEIGHT) if words else (MINOR_WEIGHT, 1.0)
-        self.weights = dict(zip(self.ranks, weights))
-        return weights
+        return (1.0, MINOR_WEIGHT) if words else (MINOR_WEIGHT, 1.0)
 
     def _by_meaning(self, query, count, sources, kinds):
         """Return [(cosine, number, chunk index)], nothing when vectors cannot serve."""
@@ -11799,11 +11879,11 @@ class Hybrid:
                 self._places.setdefault(row, []).append((number, i))
         return self._places
 
-    def _give_up(self, sentence):
-        """Say once why vectors are not used."""
-        if self._notify:
+    def _give_up(self, sentence, part="vectors"):
+        """Say once why a part is not used."""
+        if self._notify and part not in self._failed:
             self._notify(sentence)
-        self._notify = None
+        self._failed.add(part)
 
 
 # =============================================================================
@@ -12571,7 +12651,177 @@ def numbers_said(said, lines):
 
 
 # =============================================================================
-# 60. Calls -- run what a model asks for, or say why not
+# 60. Rerank -- passages put in order, and questions put anew, by a model
+#    Uses: Settings, Errors, Text, Context, Addresses, Conversation, Model, Requests
+# =============================================================================
+
+# What a search found is put in order by an endpoint that scores each passage, or by the
+# chat model, which picks up to five; and the chat model puts a question in other words.
+# An answer is data of others: a number that names a passage counts once, all else is as
+# if nothing was said.  Endpoints (Jina, Cohere, llama.cpp, vLLM) agree on {"query",
+# "documents"} -> {"results": [{"index", "relevance_score"}]}; TEI's {"query", "texts"}
+# -> [{"index", "score"}] is learned from its refusal.
+
+RERANKED_MAX = 20           # passages an endpoint is sent
+PICKED_FROM = 10            # passages a chat model is shown: more and it mixes them up
+PICKED_MAX = 5
+VARIANTS = 3                # of a question
+# Soon over: an order is there already.
+RERANK_LIMITS = MODEL_LIMITS._replace(idle_s=30, total_s=60)
+PICK_PROMPT = f"""\
+Which of the numbered passages answer the question? Answer with a list of at most \
+{PICKED_MAX} of their numbers, the best first, like [3, 1], and nothing else; [] when \
+none does."""
+VARIANTS_PROMPT = f"""\
+Put the question in {VARIANTS} other ways for a search: other words for what it is \
+about, the last one in %s. Answer with one a line and nothing else."""
+OTHER_LANGUAGE = {"zh": "English", "en": "Chinese"}
+LIST_SIGN = r"^\W*(?:\d{1,2}[.)、:：]\s*)?"
+
+
+class Reranker:
+    """An endpoint that scores passages.
+
+    settings  rerank_base_url, _api_key and _model are read
+    allowed   callable() -> "", or why no text may be sent there
+    """
+
+    most = RERANKED_MAX
+
+    def __init__(self, settings, allowed, network=None, sleep=time.sleep):
+        self.endpoint = Model(settings._replace(
+            base_url=settings.rerank_base_url, api_key=settings.rerank_api_key,
+            model=settings.rerank_model,
+        ), network, RERANK_LIMITS, prefix="LRAG_RERANK", sleep=sleep)
+        self.address = shown_url(settings.rerank_base_url)
+        self.allowed, self._takes_texts = allowed, False
+
+    def __call__(self, query, texts):
+        """Return the places of the texts that it names, best first.
+
+        Raises  NetworkError, ModelError, ConfigError, DeniedError
+        """
+        reason = self.allowed()
+        if reason:
+            raise DeniedError(reason)
+        try:
+            return self._places(query, texts)
+        except ModelError as error:
+            if self._takes_texts or "texts" not in str(error):
+                raise
+            self._takes_texts = True
+            return self._places(query, texts)
+
+    def _places(self, query, texts):
+        """Make one request."""
+        body = {"query": query, "documents": texts, "top_n": len(texts)}
+        if self._takes_texts:
+            body = {"query": query, "texts": texts, "truncate": True}
+        if self.endpoint.name:
+            body["model"] = self.endpoint.name
+        return places_in(self.endpoint.post_json("rerank", body), len(texts))
+
+
+def places_in(answer, count):
+    """Return the places that a reranker's answer names, best first, ties as they were.
+
+    >>> rows = [{"index": i, "relevance_score": i / 9} for i in (1, 2, 9)]
+    >>> places_in({"results": rows}, 3)
+    [2, 1]
+
+    Raises  ModelError when it names none
+    """
+    rows, scores = answer, {}
+    if isinstance(answer, dict):
+        rows = answer.get("results") or answer.get("data")
+    for row in rows if isinstance(rows, list) else ():
+        place = row.get("index") if isinstance(row, dict) else None
+        if type(place) is int and 0 <= place < count:
+            score = row.get("relevance_score", row.get("score"))
+            if type(score) in (int, float) and -math.inf < score < math.inf:
+                scores.setdefault(place, score)
+    if not scores:
+        raise ModelError("the reranker's answer names no passage")
+    return sorted(scores, key=lambda place: (-scores[place], place))
+
+
+class Adviser:
+    """The chat model, asked about a search.
+
+    settings  Settings
+    model     callable() -> Model; may raise ConfigError
+    """
+
+    most = PICKED_FROM
+
+    def __init__(self, settings, model):
+        self.settings, self._model = settings, model
+
+    def allowed(self):
+        """Nothing is to be asked: opening the model has."""
+        return ""
+
+    def __call__(self, query, texts):
+        """Return the places of the texts that it picks, best first; raises as chat."""
+        return picked(self._answer(PICK_PROMPT, query, texts), len(texts))
+
+    def variants(self, query):
+        """Return other ways to put a question; raises as chat."""
+        prompt = VARIANTS_PROMPT % OTHER_LANGUAGE[language(query)]
+        return variants_in(self._answer(prompt, query), query)
+
+    def _answer(self, prompt, query, texts=()):
+        """Return what the model says, each text cut to its share of the budget."""
+        conversation = Conversation("", "", os.urandom(6).hex())
+        requests = Requests(self.settings, self._model(), conversation)
+        requests.learn_window([prompt, query, *texts], None)
+        share = requests.budget() * QUESTION_SHARE / max(1, len(texts))
+        passages = [f"[{number}] {cut_to_tokens(text, share)}"
+                    for number, text in enumerate(texts, 1)]
+        question = cut_to_tokens(query, requests.budget() * QUESTION_SHARE / 2)
+        text = "\n\n".join([question, *passages])
+        return requests.side_answer(prompt, text, "passages" if texts else "question")
+
+
+def picked(said, count):
+    """Return the places that a model's list names, best first.
+
+    >>> picked("The best are [2, 1], then [7].", 3)
+    [1, 0]
+
+    Raises  ModelError when what it says is no list
+    """
+    lists = re.findall(r"\[([\d\s,，、]*)\]", said)
+    if not lists and re.fullmatch(r"[\d\s,，、.]+", said):
+        lists = [said]
+    if not lists:
+        raise ModelError("the model's list of passages cannot be read")
+    numbers = [int(digits) for digits in re.findall(r"\b\d{1,4}\b", " ".join(lists))]
+    return list(dict.fromkeys(n - 1 for n in numbers if 0 < n <= count))[:PICKED_MAX]
+
+
+def variants_in(said, query):
+    """Return the variants of a question that a model wrote, a line each.
+
+    >>> variants_in("Here they are:\\n1. What is the cap?\\n- Limit?", "limit?")
+    ['What is the cap?']
+
+    Raises  ModelError when there is none
+    """
+    lines = [re.sub(LIST_SIGN, "", line).strip(" \"'*") for line in said.split("\n")]
+    known, found = {query.casefold().strip()}, []
+    for line in lines:
+        fits = 0 < len(line) <= QUERY_CHARS_MAX and line[-1] not in ":："
+        if fits and line.casefold() not in known:
+            known.add(line.casefold())
+            found.append(line)
+    if not found:
+        raise ModelError("the model put the question in no other way")
+    return found[:VARIANTS]
+
+
+# =============================================================================
+# 61. Calls -- run what a model asks for, or say why not
 #    Uses: Settings, Errors, Protocol, Tools
 # =============================================================================
 
@@ -12658,7 +12908,7 @@ def find_tool(name):
 
 
 # =============================================================================
-# 61. Review -- an answer against all that its conversation has shown
+# 62. Review -- an answer against all that its conversation has shown
 #    Uses: Settings, Prose, Answers, Context, Checking
 # =============================================================================
 
@@ -12705,7 +12955,7 @@ def own_words(question, hits, register, idf):
 
 
 # =============================================================================
-# 62. Agent -- the loop; yields events, never prints
+# 63. Agent -- the loop; yields events, never prints
 #    Uses: Settings, Errors, Protocol, Stream, Context, Model, Requests, Calls, Review
 # =============================================================================
 
@@ -13007,7 +13257,7 @@ class Agent:
 
 
 # =============================================================================
-# 63. Evaluation -- run judged sets and golden cases
+# 64. Evaluation -- run judged sets and golden cases
 #    Uses: Settings, Errors, Prose, Metrics, Golden, Files, Knowledge
 # =============================================================================
 
@@ -13160,7 +13410,7 @@ class Pace:
 
 
 # =============================================================================
-# 64. Replay -- a model's answers, kept by case and given again
+# 65. Replay -- a model's answers, kept by case and given again
 #    Uses: Errors, Golden, Protocol, Stream, Network, Http, Model, Calls, Agent
 # =============================================================================
 
@@ -13295,7 +13545,7 @@ def outcome_of_frames(frames):
 
 
 # =============================================================================
-# 65. Console -- printing, asking and progress under any encoding
+# 66. Console -- printing, asking and progress under any encoding
 #    Uses: Settings, Errors, Prose
 # =============================================================================
 
@@ -13603,8 +13853,8 @@ def known_error(error):
 
 
 # =============================================================================
-# 66. Consent -- ask once, and remember what the user wants remembered
-#    Uses: Settings, Errors, Choices, Prose, Permissions, Folders, Ingest, Subjects
+# 67. Consent -- ask once, and remember what the user wants remembered
+#    Uses: Settings, Errors, Choices, Prose, Permissions, Folders, Ingest, Model
 # =============================================================================
 
 # Nothing enters and nothing leaves without a yes.  A rule answers for the user, else
@@ -13703,6 +13953,13 @@ class Consent:
             return f"you did not say yes (a script says {flag})" if flag else NO_YES
         return ""
 
+    def once(self, tool, address, question):
+        """Ask once a project what may go to an address; -> "" or why it may not."""
+        verdict = self.verdict(tool, [address])
+        if verdict == "ask":
+            return self.ask(question, [Rule("allow", tool, address)], lasting=True)
+        return "a rule denies it" if verdict == "deny" else ""
+
     def _meaning(self, rules, lasting, about):
         """Show what a lasting answer would cover, and ask; -> of MEANINGS, or no."""
         keys = "[y/N/d]" if lasting else "[y/N/a/p/d]" if rules else "[y/N]"
@@ -13755,17 +14012,118 @@ class Consent:
         return not reason
 
 
+def open_consent(options, console, knowledge):
+    """Return the Consent of the project, with the rules of the flags."""
+    flags = {"allow": options.allow, "deny": options.deny}
+    return Consent(console, options.environ, knowledge.root, options.session_rules,
+                   flags, options.yes)
+
+
+def settings_of(options):
+    """Return the Settings of a command; raises ConfigError."""
+    config = load_config(options.environ)
+    return read_settings(options.environ, config, options.max_steps)
+
+
+def open_model(settings, consent):
+    """Return (Model or None, why one that is set up is not used).
+
+    A base URL that the user set is the yes; a bare key is asked about once a project.
+    """
+    if settings.base_url:
+        return Model(settings), ""
+    if not settings.api_key:
+        return None, ""
+    question = ("OPENAI_API_KEY is set: questions and passages of this project "
+                f"would go to {OPENAI_URL}")
+    reason = consent.once("model", OPENAI_URL, question)
+    if reason:
+        return None, f"OPENAI_API_KEY is set and not used: {reason}"
+    return Model(settings), ""
+
+
+# =============================================================================
+# 68. Meaning -- search by meaning and with models, as the user set it up
+#    Uses: Errors, Ingest, Embedder, Hybrid, Subjects, Rerank, Consent
+# =============================================================================
+
+# Embeddings, a reranker and the chat model each join the search when their settings
+# are there.  Before the first text leaves the machine the user is asked, with the
+# address, and for vectors with how much it is.
+
+
+def use_meaning(knowledge, options, console):
+    """Let a knowledge base be searched by meaning and with models, as is set up."""
+    settings = settings_of(options)
+    embedder = vectors = None
+    if settings.embedding_base_url:
+        embedder = Embedder(settings)
+        vectors, problem = load_vectors(knowledge.home)
+        if problem:
+            console.note(("warn", problem))
+    helpers = search_helpers(knowledge, settings, options, console)
+    if vectors or any(helpers):
+        knowledge.hybrid = Hybrid(
+            knowledge, vectors, embedder, "hybrid",
+            lambda sentence: console.note(("warn", sentence)), *helpers,
+        )
+    return knowledge
+
+
+def search_helpers(knowledge, settings, options, console):
+    """Return what helps a search: (rerank, expand, own_language), see Hybrid."""
+    def _model():
+        model, reason = open_model(settings, open_consent(options, console, knowledge))
+        if model is None:
+            raise ConfigError(reason or "there is no chat model: set OPENAI_BASE_URL")
+        return model
+
+    def _allowed():
+        consent = open_consent(options, console, knowledge)
+        question = f"Passages that a search finds would go to {rerank.address}"
+        return consent.once("rerank", rerank.address, question)
+
+    adviser = None if options.no_model else Adviser(settings, _model)
+    rerank = adviser if settings.rerank == "model" else None
+    if settings.rerank == "endpoint" and settings.rerank_base_url:
+        rerank = Reranker(settings, _allowed)
+    expand = adviser.variants if adviser and settings.expand else None
+    return rerank, expand, settings.own_language
+
+
 def open_subjects(consent, options):
     """Return the Subjects of the model that is set up; asks before texts are sent."""
     def _ask(address, what):
         question = f"Send to {address}, to be divided by subject: {what}"
         return consent.refusal("divide", [(address,)], question, [address])
 
-    return Subjects(read_settings(options.environ, load_config(options.environ)), _ask)
+    return Subjects(settings_of(options), _ask)
+
+
+def make_vectors(knowledge, options, console):
+    """Ask, then embed what has no vector; -> (texts embedded, texts that cannot be).
+
+    Raises DeniedError when nobody said yes, and as Embedder.embed does
+    """
+    rows, embedder = texts_of(knowledge), Embedder(settings_of(options))
+    vectors = starting_vectors(knowledge.home, embedder.model, options.again)
+    texts = list(lacking_texts(vectors, rows).values())
+    if texts:
+        size = readable_size(sum(len(text.encode("utf-8")) for text in texts))
+        address = embedder.address
+        question = f"Send {len(texts):,} passages ({size}) to {address}"
+        consent = open_consent(options, console, knowledge)
+        reason = consent.refusal("embed", [(address,)], question, [address])
+        if reason:
+            raise DeniedError(f"nothing was embedded: {reason}")
+    vectors.stamp = knowledge.stamp
+    save = partial(save_vectors, knowledge.home)
+    bad = embed_missing(vectors, rows, embedder, save, console.progress)
+    return len(texts) - bad, bad
 
 
 # =============================================================================
-# 67. Arguments -- the words of a command line to a command and its options [pure]
+# 69. Arguments -- the words of a command line to a command and its options [pure]
 #    Uses: Errors, Prose
 # =============================================================================
 
@@ -13927,7 +14285,7 @@ def _option_rows(options):
 
 
 # =============================================================================
-# 68. Options -- the options that several commands share [pure]
+# 70. Options -- the options that several commands share [pure]
 #    Uses: Settings, Chunks, Arguments
 # =============================================================================
 
@@ -13962,17 +14320,14 @@ SHARED = (
 
 
 # =============================================================================
-# 69. Intake -- the commands that add, sync, embed and remove
-#    Uses: Errors, Prose, Folders, Sources, Knowledge, Ingest, Embedder, Hybrid, Consent
+# 71. Intake -- the commands that add, sync, embed and remove
+#    Uses: Errors, Prose, Folders, Sources, Knowledge, Ingest, Consent, Meaning
 # =============================================================================
 
 # Every command is (options, console) -> exit code.  It gathers data, then shows it:
 # with --json as one object, else as lines.  What is wrong is raised, and main says it.
 # Here stand those that write; they plan, ask, then act, and report a line a source.
-# Vectors are made after add and sync, or by the command; before the first text leaves
-# the machine the user is asked, with the address and how much it is.
-
-
+# Vectors are made after add and sync, or by the command.
 
 
 def open_knowledge(options, console, adding=False):
@@ -13988,62 +14343,15 @@ def open_knowledge(options, console, adding=False):
     knowledge.notify = lambda notice: console.note(("warn", notice))
     for notice in told:
         knowledge.notify(notice)
-    return use_vectors(knowledge, options, console)
-
-
-def open_consent(options, console, knowledge):
-    """Return the Consent of the project, with the rules of the flags."""
-    flags = {"allow": options.allow, "deny": options.deny}
-    return Consent(console, options.environ, knowledge.root, options.session_rules,
-                   flags, options.yes)
-
-
-def use_vectors(knowledge, options, console):
-    """Let a knowledge base be searched by meaning, too, where it has vectors."""
-    embedder = embedder_of(options.environ)
-    if not embedder:
-        return knowledge
-    vectors, problem = load_vectors(knowledge.home)
-    if problem:
-        console.note(("warn", problem))
-    if vectors:
-        def _notify(sentence):
-            console.note(("warn", sentence))
-
-        hybrid = Hybrid(knowledge, vectors, embedder, notify=_notify)
-        knowledge.hybrid = hybrid
-    return knowledge
-
-
-def make_vectors(knowledge, embedder, options, console):
-    """Ask, then embed what has no vector; -> (texts embedded, texts that cannot be).
-
-    Raises DeniedError when nobody said yes, and as Embedder.embed does
-    """
-    rows = texts_of(knowledge)
-    vectors = starting_vectors(knowledge.home, embedder.model, options.again)
-    texts = list(lacking_texts(vectors, rows).values())
-    if texts:
-        size = readable_size(sum(len(text.encode("utf-8")) for text in texts))
-        address = embedder.address
-        question = f"Send {len(texts):,} passages ({size}) to {address}"
-        consent = open_consent(options, console, knowledge)
-        reason = consent.refusal("embed", [(address,)], question, [address])
-        if reason:
-            raise DeniedError(f"nothing was embedded: {reason}")
-    vectors.stamp = knowledge.stamp
-    save = partial(save_vectors, knowledge.home)
-    bad = embed_missing(vectors, rows, embedder, save, console.progress)
-    return len(texts) - bad, bad
+    return use_meaning(knowledge, options, console)
 
 
 def embed_fresh(options, console):
     """Embed what add or sync brought, where there is an endpoint."""
-    embedder = embedder_of(options.environ)
-    if embedder and not options.dry_run:
+    if settings_of(options).embedding_base_url and not options.dry_run:
         quiet = SimpleNamespace(**{**vars(options), "again": False})
         try:
-            make_vectors(open_knowledge(options, console), embedder, quiet, console)
+            make_vectors(open_knowledge(options, console), quiet, console)
         except LightragError as error:
             hint = "the new passages are found by words alone until you run embed"
             console.note(("warn", f"{error}; {hint}"))
@@ -14159,11 +14467,10 @@ def remove_command(options, console):
 
 def embed_command(options, console):
     """Make a vector of each chunk that has none."""
-    embedder = embedder_of(options.environ)
-    if not embedder:
+    if not settings_of(options).embedding_base_url:
         raise ConfigError("there is no embeddings endpoint: set EMBEDDING_BASE_URL")
     knowledge = open_knowledge(options, console)
-    made, left = make_vectors(knowledge, embedder, options, console)
+    made, left = make_vectors(knowledge, options, console)
     if options.json:
         console.emit({"embedded": made, "failed": left})
     else:
@@ -14244,7 +14551,7 @@ def report_json(report):
 
 
 # =============================================================================
-# 70. Listing -- the commands that list, show and search
+# 72. Listing -- the commands that list, show and search
 #    Uses: Errors, Prose, Ingest, Intake
 # =============================================================================
 
@@ -14405,8 +14712,8 @@ def show_explained(row, console):
 
 
 # =============================================================================
-# 71. Gate -- whether a tool may do what a model wants
-#    Uses: Settings, Prose, Permissions, Folders, Sources, Memory, Lookup, Calls, Intake
+# 73. Gate -- whether a tool may do what a model wants
+#    Uses: Settings, Prose, Folders, Sources, Memory, Lookup, Calls, Intake
 # =============================================================================
 
 # The model's calls pass the same consent as the user's commands.  A rule is held
@@ -14469,19 +14776,6 @@ def call_line(name, arguments):
     return f"{one_line(name, NAMED_CHARS_MAX)}({shown})"
 
 
-def key_refusal(consent):
-    """Ask whether a key without an address may be used; -> "" or why it is not."""
-    verdict = consent.verdict("model", [OPENAI_URL])
-    if verdict != "ask":
-        reason = "a rule denies it" if verdict == "deny" else ""
-    else:
-        question = ("OPENAI_API_KEY is set: questions and passages of this project "
-                    f"would go to {OPENAI_URL}")
-        rule = Rule("allow", "model", OPENAI_URL)
-        reason = consent.ask(question, [rule], lasting=True)
-    return f"OPENAI_API_KEY is set and not used: {reason}" if reason else ""
-
-
 def open_calls(knowledge, conversation, consent, pages, clock, progress=None):
     """Return the Calls of a conversation: its Toolbox behind a Gate.
 
@@ -14496,7 +14790,7 @@ def open_calls(knowledge, conversation, consent, pages, clock, progress=None):
 
 
 # =============================================================================
-# 72. Attachments -- what stands beside a question: @paths, standard input
+# 74. Attachments -- what stands beside a question: @paths, standard input
 #    Uses: Settings, Errors, Prose, Decoding, Documents, Knowledge, Reach, Lookup
 # =============================================================================
 
@@ -14550,8 +14844,8 @@ def piped_text(console, limit):
 
 
 # =============================================================================
-# 73. Setup -- the agent of a run, made of what the user set up
-#    Uses: Choices, Protocol, Folders, Conversation, Model, Agent, Intake, Gate
+# 75. Setup -- the agent of a run, made of what the user set up
+#    Uses: Protocol, Conversation, Agent, Consent, Intake, Gate
 # =============================================================================
 
 # One object holds what the questions of a run share.  Everything that may change under
@@ -14569,8 +14863,7 @@ class Setup:
 
     def __init__(self, options, console, conversation=None, model=None):
         self.options, self.console = options, console
-        config = load_config(options.environ)
-        self.settings = read_settings(options.environ, config, options.max_steps)
+        self.settings = settings_of(options)
         self.sessions = os.path.join(open_knowledge(options, console).home, "sessions")
         self.conversation = conversation or new_conversation(self.sessions, time.time())
         self.unused = ""            # why a model that is set up is not asked
@@ -14600,23 +14893,16 @@ class Setup:
         self._model = None
 
 
-def open_model(settings, consent):
-    """Return (Model or None, why one that is set up is not used)."""
-    if settings.base_url:
-        return Model(settings), ""
-    reason = key_refusal(consent) if settings.api_key else ""
-    return (Model(settings) if settings.api_key and not reason else None), reason
-
-
 # For faces that serve several
 
 
 def open_shared_model(options, console):
     """Return (Settings, Model or None) of a command that serves others."""
-    settings = read_settings(options.environ, load_config(options.environ))
-    consent = open_consent(options, console, open_knowledge(options, console))
+    settings, knowledge = settings_of(options), open_knowledge(options, console)
+    consent = open_consent(options, console, knowledge)
     model, reason = open_model(settings, consent)
-    if reason:
+    reasons = [reason, knowledge.hybrid.refusal() if knowledge.hybrid else ""]
+    for reason in filter(None, reasons):
         console.note(("warn", reason))
     return settings, model
 
@@ -14633,7 +14919,7 @@ def answer_events(settings, model, calls, conversation, question):
 
 
 # =============================================================================
-# 74. Telling -- an answer as it comes, and the sources behind it
+# 76. Telling -- an answer as it comes, and the sources behind it
 #    Uses: Settings, Prose, Answers, Stream, Deltas, Model, Calls, Agent, Gate
 # =============================================================================
 
@@ -14762,7 +15048,7 @@ def show_sources(citations, question, console):
 
 
 # =============================================================================
-# 75. Asking -- one question: its answer, and what --json says of it
+# 77. Asking -- one question: its answer, and what --json says of it
 #    Uses: Settings, Errors, Context, Intake, Listing, Attachments, Setup, Telling
 # =============================================================================
 
@@ -14853,7 +15139,7 @@ def bare_call(console):
 
 
 # =============================================================================
-# 76. Facts -- the memory command, and what a conversation leaves behind
+# 78. Facts -- the memory command, and what a conversation leaves behind
 #    Uses: Settings, Errors, Prose, Memory, Consent, Arguments, Intake
 # =============================================================================
 
@@ -14932,7 +15218,7 @@ def keep_facts(setup, _=""):
 
 
 # =============================================================================
-# 77. Sessions -- saved conversations: go on, begin anew, sum up, export
+# 79. Sessions -- saved conversations: go on, begin anew, sum up, export
 #    Uses: Settings, Errors, Prose, Answers, Context, Files, Conversation
 # =============================================================================
 
@@ -15020,8 +15306,8 @@ def as_markdown(conversation):
 
 
 # =============================================================================
-# 78. Panels -- what the prompt shows of models, tools, rules and sources
-#    Uses: Settings, Errors, Prose, Answers, Addresses, Tools, Intake, Listing
+# 80. Panels -- what the prompt shows of models, tools, rules and sources
+#    Uses: Settings, Errors, Prose, Answers, Addresses, Tools, Consent, Intake, Listing
 # =============================================================================
 
 # As in Sessions: functions of the Setup and the text behind a command.
@@ -15100,7 +15386,7 @@ def open_source(setup, text):
 
 
 # =============================================================================
-# 79. Talk -- one conversation at the prompt
+# 81. Talk -- one conversation at the prompt
 #    Uses: Answers, Listing, Attachments, Setup, Telling, Asking, Sessions, Panels
 # =============================================================================
 
@@ -15145,7 +15431,7 @@ class Talk:
             self.console.note("No answer with sources yet.")
 
 # =============================================================================
-# 80. Grading -- the command that evaluates
+# 82. Grading -- the command that evaluates
 #    Uses: Errors, Prose, Golden, Plots, Files, Evaluation, Replay, Setup, Asking
 # =============================================================================
 
@@ -15259,7 +15545,7 @@ def show_evaluation(result, console):
 
 
 # =============================================================================
-# 81. Prompt -- the interactive prompt
+# 83. Prompt -- the interactive prompt
 #    Uses: Settings, Errors, Prose, Decoding, Folders, Console, Arguments
 # =============================================================================
 
@@ -15480,7 +15766,7 @@ def mend(line, encoding):
 
 
 # =============================================================================
-# 82. Chat -- the prompt with its commands
+# 84. Chat -- the prompt with its commands
 #    Uses: Errors, Console, Arguments, Options, Facts, Sessions, Panels, Talk, Prompt
 # =============================================================================
 
@@ -15582,7 +15868,7 @@ TALKING = {
 
 
 # =============================================================================
-# 83. Admission -- who may ask a server, and how often [pure]
+# 85. Admission -- who may ask a server, and how often [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -15763,7 +16049,7 @@ def spent_on(record, day):
 
 
 # =============================================================================
-# 84. Wire -- the agent's events as the page knows them [pure]
+# 86. Wire -- the agent's events as the page knows them [pure]
 #    Uses: Settings, Prose, Stream, Context, Model, Calls, Agent
 # =============================================================================
 
@@ -15844,7 +16130,7 @@ def shown_history(conversation):
 
 
 # =============================================================================
-# 85. Completions -- the OpenAI format, as a server speaks it [pure]
+# 87. Completions -- the OpenAI format, as a server speaks it [pure]
 #    Uses: Answers, Protocol, Conversation, Wire
 # =============================================================================
 
@@ -15929,7 +16215,7 @@ def models_json():
 
 
 # =============================================================================
-# 86. Layout -- the page: what stands where, and how it looks [pure]
+# 88. Layout -- the page: what stands where, and how it looks [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -16151,7 +16437,7 @@ PAGE_HTML = """<!doctype html>
 
 
 # =============================================================================
-# 87. Script -- what the page does [pure]
+# 89. Script -- what the page does [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -16452,7 +16738,7 @@ const time = (seconds) => node("span", { className: "number" },
 
 
 # =============================================================================
-# 88. Manners -- how the page is used: asking, documents, permission, keys [pure]
+# 90. Manners -- how the page is used: asking, documents, permission, keys [pure]
 #    Uses: Layout, Script
 # =============================================================================
 
@@ -16659,7 +16945,7 @@ def page_html(nonce, token):
 
 
 # =============================================================================
-# 89. Service -- the agent and the knowledge base for faces that serve several
+# 91. Service -- the agent and the knowledge base for faces that serve several
 #    Uses: Settings, Errors, Ingest, Conversation, Consent, Intake, Listing, Gate, Setup
 # =============================================================================
 
@@ -16754,8 +17040,11 @@ class Service:
         return self.settings.model or "model" if self.model else "extract"
 
     def knowledge(self):
-        """Open the knowledge base as it is now."""
-        return open_knowledge(self.options, self.console)
+        """Open the knowledge base as it is now; a search of it asks nothing."""
+        def _warn(text):
+            self.console.note(("warn", text))
+
+        return open_knowledge(self.options, Nobody(_warn))
 
     # Conversations
 
@@ -16858,7 +17147,7 @@ def open_service(options, console):
 
 
 # =============================================================================
-# 90. Web -- the page, its endpoints, and an endpoint for chat clients
+# 92. Web -- the page, its endpoints, and an endpoint for chat clients
 #    Uses: Settings, Errors, Prose, Files, Admission, Wire, Service
 # =============================================================================
 
@@ -17067,7 +17356,7 @@ class PageAsker(Nobody):
 
 
 # =============================================================================
-# 91. Endpoints -- one request: through the gates, to its answer
+# 93. Endpoints -- one request: through the gates, to its answer
 #    Uses: Settings, Errors, Intake, Admission, Wire, Completions, Manners, Service, Web
 # =============================================================================
 
@@ -17364,7 +17653,7 @@ ENDPOINTS = {
 
 
 # =============================================================================
-# 92. Serving -- connections, and the command that serves
+# 94. Serving -- connections, and the command that serves
 #    Uses: Settings, Errors, Files, Admission, Service, Web, Endpoints
 # =============================================================================
 
@@ -17520,7 +17809,7 @@ def web_limits(environ):
 
 
 # =============================================================================
-# 93. Rpc -- JSON-RPC 2.0, a message a line [pure]
+# 95. Rpc -- JSON-RPC 2.0, a message a line [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -17570,8 +17859,8 @@ def rpc_failure(name, error):
 
 
 # =============================================================================
-# 94. Mcp -- the same tools for other agents, over standard input and output
-#    Uses: Settings, Errors, Context, Lookup, Tools, Intake, Gate, Wire, Service, Rpc
+# 96. Mcp -- the same tools for other agents, over standard input and output
+#    Uses: Settings, Errors, Context, Lookup, Tools, Consent, Gate, Wire, Service, Rpc
 # =============================================================================
 
 # The Model Context Protocol: a JSON object a line, each way.  Revisions up to 2025
@@ -17796,7 +18085,7 @@ def mcp_command(options, console):
 
 
 # =============================================================================
-# 95. Faces -- the commands that serve others
+# 97. Faces -- the commands that serve others
 #    Uses: Settings, Arguments, Options, Serving, Mcp
 # =============================================================================
 
@@ -17818,7 +18107,7 @@ FACES = {
 
 
 # =============================================================================
-# 96. Command line -- the table of commands, and main
+# 98. Command line -- the table of commands, and main
 #    Uses: Console, Arguments, Options, Intake, Listing, Asking, Grading, Chat, Faces
 # =============================================================================
 
@@ -17849,8 +18138,8 @@ COMMANDS = {
     ),
     "status": Command(status_command, "", "how much there is, and what is stale"),
     "search": Command(
-        search_command, "QUERY...", "passages, best first, without a model",
-        (NUMBER, WITHIN,
+        search_command, "QUERY...", "passages, best first, without an answer",
+        (NUMBER, WITHIN, YES, *RULES,
          Option(("--kind",), "KIND", "only markdown, html, code ...", repeated=True),
          Option(("--explain",), "", "what each term gave to each score", False)),
         "search -k 8 -s docs 'history limit'",

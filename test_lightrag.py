@@ -7423,6 +7423,206 @@ class Test53Embedder(unittest.TestCase):
 # 54. Hybrid
 
 
+# =============================================================================
+# 60. Rerank
+
+
+def ranked_rows(*scores, name="relevance_score"):
+    """The results of a reranker: (index, score) each."""
+    return [{"index": i, name: score} for i, score in scores]
+
+
+def json_answer(value, status=200):
+    """The script of a server that answers with JSON."""
+    return [answer(status, json.dumps(value).encode())]
+
+
+class RerankCase(Folder):
+    """Three documents about limits, and what may put them in order."""
+
+    def setUp(self):
+        super().setUp()
+        self.texts = {"one.md": "The retry limit is five.",
+                      "two.md": "A limit of memory is set.",
+                      "three.md": "Limits hold for files, too."}
+        self.notices, self.slept = [], []
+        self.knowledge = self.open()
+        for source, text in self.texts.items():
+            self.knowledge.add_text(text, source=source, title="About limits")
+
+    def hybrid(self, **helpers):
+        """A search by words with helpers."""
+        self.knowledge.hybrid = lr.Hybrid(self.knowledge, None, None, "hybrid",
+                                          self.notices.append, **helpers)
+        return self.knowledge
+
+    def sources(self, query="limit", k=4):
+        return [hit.source for hit in self.knowledge.search(query, k)]
+
+    def reranker(self, script, allowed=str, **fields):
+        """A Reranker whose endpoint is a scripted server."""
+        self.server = ScriptedServer(script)
+        self.addCleanup(self.server.__exit__)
+        settings = lr.Settings(rerank_base_url=self.server.url + "/v1", **fields)
+        return lr.Reranker(settings, allowed, sleep=self.slept.append)
+
+    def adviser(self, *said):
+        """An Adviser whose model says one thing after the other."""
+        turns = [json_answer({"choices": [{"message": {"content": text},
+                                           "finish_reason": "stop"}]}) for text in said]
+        self.server = ScriptedServer(turns)
+        self.addCleanup(self.server.__exit__)
+        settings = lr.Settings(base_url=self.server.url + "/v1", model="m")
+        model = lr.Model(settings, sleep=self.slept.append)
+        return lr.Adviser(settings, lambda: model)
+
+
+class Test60Rerank(RerankCase):
+    """What an endpoint or a model says of passages and questions, whatever it says."""
+
+    def test_the_forms_of_answers(self):
+        scores = (0, 0.1), (1, 0.9), (2, 0.5)
+        for written in ({"results": ranked_rows(*scores)}, {"data": ranked_rows(*scores)},
+                        ranked_rows(*scores, name="score"), ranked_rows(*scores[::-1])):
+            with self.subTest(written=written):
+                reranker = self.reranker([json_answer(written)], rerank_model="r",
+                                         rerank_api_key=KEY)
+                self.assertEqual(reranker("q", ["a", "b", "c"]), [1, 2, 0])
+                [request] = self.server.requests
+                self.assertEqual(request.path, "/v1/rerank")
+                self.assertEqual(request.headers["authorization"], "Bearer " + KEY)
+                self.assertEqual(json.loads(request.body), {
+                    "model": "r", "query": "q", "documents": ["a", "b", "c"], "top_n": 3})
+
+    def test_an_endpoint_that_wants_texts_is_given_them(self):
+        def _script(request):
+            if "texts" not in json.loads(request.body):
+                return [answer(422, b"Failed to deserialize: missing field `texts`")]
+            return json_answer(ranked_rows((1, -2.5), (0, -7.0), name="score"))
+
+        reranker = self.reranker(_script)
+        for _ in range(2):
+            self.assertEqual(reranker("q", ["a", "b"]), [1, 0])
+        bodies = [json.loads(request.body) for request in self.server.requests]
+        self.assertEqual(["texts" in body for body in bodies], [False, True, True])
+        self.assertEqual(bodies[2], {"query": "q", "texts": ["a", "b"], "truncate": True})
+
+    def test_only_numbers_that_name_a_passage_count_and_once(self):
+        for rows, places in (
+            (ranked_rows((2, 0.5), (2, 0.9), (0, 0.7)), [0, 2]),
+            (ranked_rows((-1, 9), (3, 9), (True, 9), ("0", 9), (1.0, 9), (1, 0)), [1]),
+            (ranked_rows((0, math.nan), (1, math.inf), (2, 10 ** 400), (0, 1)), [2, 0]),
+            ([None, 7, "x", [], {}, {"index": 1}, {"index": 0, "score": 1}], [0]),
+            (ranked_rows((2, 1), (0, 1), (1, 1)), [0, 1, 2]),
+        ):
+            with self.subTest(rows=rows):
+                self.assertEqual(lr.places_in({"results": rows}, 3), places)
+        for answered in (None, [], {}, "x", {"results": 5}, {"results": ranked_rows((9, 1))}):
+            with self.subTest(answered=answered), self.assertRaises(lr.ModelError):
+                lr.places_in(answered, 3)
+
+    def test_what_is_named_leads_and_the_rest_keeps_its_order(self):
+        old = self.sources()
+        last = ranked_rows((2, 3.0))
+        self.hybrid(rerank=self.reranker([json_answer({"results": last})]))
+        hits = self.knowledge.search("limit")
+        self.assertEqual([hit.source for hit in hits], [old[2], *old[:2]])
+        self.assertEqual([hit.rank for hit in hits], [1, 2, 3])
+        scores = [hit.score for hit in hits]
+        self.assertEqual(scores, sorted(scores, reverse=True))
+        sent = json.loads(self.server.requests[0].body)["documents"]
+        self.assertEqual(sent, [f"About limits\n{self.texts[s]}" for s in old])
+        rows = {row["token"]: row["shares"]
+                for row in self.knowledge.explain("limit", hits)}
+        self.assertEqual(rows["(place before rerank)"], [3, 1, 2])
+
+    def test_a_failing_endpoint_is_one_notice_and_the_old_order(self):
+        old = self.knowledge.search("limit")
+        for script, said in (([answer(500, b"no")], "reports an error"),
+                             ([answer(200, b"<html>")], "reports an error"),
+                             ([answer(401, b"no")], "set LRAG_RERANK_API_KEY"),
+                             (json_answer({"results": []}), "names no passage"),
+                             ([answer(302, Location="http://127.0.0.1:9/")],
+                              "where the key is not sent"),
+                             (["reset"], "check LRAG_RERANK_BASE_URL")):
+            with self.subTest(said=said):
+                self.notices.clear()
+                self.hybrid(rerank=self.reranker([script]))
+                asked = []
+                for _ in range(2):
+                    self.assertEqual(self.knowledge.search("limit"), old)
+                    asked.append(len(self.server.requests))
+                self.assertEqual(asked[0], asked[1])
+                self.assertEqual(len(self.notices), 1, self.notices)
+                self.assertIn("not reranked: ", self.notices[0])
+                self.assertIn(said, self.notices[0])
+
+    def test_nothing_is_sent_without_a_yes(self):
+        old = self.sources()
+        self.hybrid(rerank=self.reranker([json_answer({})], allowed=lambda: "nobody said"))
+        self.assertEqual(self.sources(), old)
+        self.assertEqual((self.server.requests, self.notices),
+                         ([], ["not reranked: nobody said"]))
+
+    def test_the_chat_model_picks(self):
+        old = self.sources()
+        self.hybrid(rerank=self.adviser("[3, 9, 3, 2]"))
+        self.assertEqual(self.sources(), [old[2], old[1], old[0]])
+        shown = json.loads(self.server.requests[0].body)["messages"][-1]["content"]
+        for number, source in enumerate(old, 1):
+            self.assertIn(f"[{number}] About limits\n{self.texts[source]}", shown)
+        self.hybrid(rerank=self.adviser("All of them seem fine."))
+        self.assertEqual(self.sources(), old)
+        self.assertEqual(len(self.notices), 1)
+
+    def test_lists_of_a_model(self):
+        for said, places in (("[2,1]", [1, 0]), ("3、1", [2, 0]), ("2\n", [1]), ("[]", []),
+                             ("Passages [3] and [1] do.", [2, 0]), ("[0, 4, 99999]", []),
+                             ("In 2 of 3 cases: [ 3 ]", [2])):
+            with self.subTest(said=said):
+                self.assertEqual(lr.picked(said, 3), places)
+        self.assertEqual(lr.picked(str(list(range(1, 10))), 9), [0, 1, 2, 3, 4])
+        for said in ("", "none", "Passage 2 is best.", "[a]"):
+            with self.subTest(said=said), self.assertRaises(lr.ModelError):
+                lr.picked(said, 3)
+
+    def test_variants_are_searched_too(self):
+        self.knowledge.add_text("Attempts end after the fifth.", source="four.md")
+        self.hybrid(expand=self.adviser("1. attempts fifth\n2. limit?\n3. attempts").variants)
+        self.assertNotIn("four.md", [h.source for h in
+                                     self.knowledge.search_words("limit?")])
+        hits = self.knowledge.search("limit?", 9)
+        self.assertEqual(hits[-1].source, "four.md")
+        explained = self.knowledge.explain("limit?", hits)
+        rows = {row["token"]: row["shares"][-1] for row in explained}
+        self.assertEqual(rows["(place for the question)"], 0)
+        self.assertEqual(rows["(place for attempts fifth)"], 1)
+        self.assertNotIn("(place for limit?)", rows)
+
+    def test_a_model_without_variants_changes_nothing(self):
+        old = self.knowledge.search("limit")
+        for said in ("", "limit", "Here are three:", "x" * 1000):
+            with self.subTest(said=said):
+                self.notices.clear()
+                self.hybrid(expand=self.adviser(said).variants)
+                for _ in range(2):
+                    self.assertEqual(self.knowledge.search("limit"), old)
+                self.assertEqual(len(self.notices), 1, self.notices)
+
+    def test_the_own_language_leads_among_equals(self):
+        base = lr.Knowledge(None)
+        for source, text in (("en.md", "The config is Docker."), ("zh.md", "Docker 的配置文件")):
+            base.add_text(text, source=source, title="Docker")
+        equal = [(1.0, 0, 0), (0.99, 1, 0)]
+        for query, own, first in (("Docker 怎么配置？", True, 1), ("Docker 怎么配置？", False, 0),
+                                  ("How is it set up?", True, 0)):
+            with self.subTest(query=query, own=own):
+                hybrid = lr.Hybrid(base, None, None, own_language=own)
+                self.assertEqual(hybrid.own_first(query, equal)[0][1], first)
+                far = [(1.0, 0, 0), (0.9, 1, 0)]
+                self.assertEqual([r[1] for r in hybrid.own_first(query, far)], [0, 1])
+
+
 class Test54Hybrid(Folder):
     """Search by words and by meaning."""
 
@@ -7621,7 +7821,7 @@ class Test59Subjects(unittest.TestCase):
         self.assertEqual(self.divided("Short.\n\nToo.", None), ([], "", []))
 
 
-# 62. Agent
+# 63. Agent
 # =============================================================================
 
 
@@ -7708,7 +7908,7 @@ class AgentCase(Folder):
         return self.events[-1]
 
 
-class Test62Agent(AgentCase):
+class Test63Agent(AgentCase):
     """The loop, played against a scripted endpoint."""
 
     def test_a_plain_answer_with_its_source(self):
@@ -8320,7 +8520,7 @@ class Test51Conversation(AgentCase):
 
 
 # =============================================================================
-# 63. Evaluation
+# 64. Evaluation
 
 
 def judged_folder(folder, packed=False):
@@ -8349,7 +8549,7 @@ def judged_folder(folder, packed=False):
     return folder
 
 
-class Test63Evaluation(Folder):
+class Test64Evaluation(Folder):
     """Judged sets and cases, run over what is handed in."""
 
     def test_a_set_is_read_packed_or_not(self):
@@ -8414,7 +8614,7 @@ class Test63Evaluation(Folder):
         self.assertEqual(slept, [2.0, 0.0, 3.0])
 
 
-# 65. Console
+# 66. Console
 # =============================================================================
 
 def console_over(encoding, errors="strict", stdin=b"", **environ):
@@ -8459,7 +8659,7 @@ class Terminal:
         return found.decode("utf-8")
 
 
-class Test65Console(unittest.TestCase):
+class Test66Console(unittest.TestCase):
     """Printing, asking and progress."""
 
     FOREIGN = "《Day 5 学习笔记》 ✓ 😀 ℝ café"
@@ -8633,8 +8833,12 @@ class Test04Choices(unittest.TestCase):
     def test_a_key_of_the_configuration_stays_with_its_address(self):
         config = {"base_url": "https://a.test/v1", "api_key": KEY}
         self.assertEqual(lr.read_settings({}, config).api_key, KEY)
-        other = lr.read_settings({"OPENAI_BASE_URL": "https://b.test"}, config)
-        self.assertEqual(other.api_key, "")
+        for served, variable in (("", "OPENAI"), ("embedding_", "EMBEDDING"),
+                                 ("rerank_", "LRAG_RERANK")):
+            config = {served + "base_url": "https://a.test", served + "api_key": KEY}
+            self.assertIn(KEY, lr.read_settings({}, config))
+            other = {variable + "_BASE_URL": "https://b.test"}
+            self.assertNotIn(KEY, lr.read_settings(other, config))
 
     def test_what_is_wrong_is_named(self):
         for environ, config, named in (
@@ -8649,10 +8853,10 @@ class Test04Choices(unittest.TestCase):
 
 
 # =============================================================================
-# 66. Consent
+# 67. Consent
 # =============================================================================
 
-class Test66Consent(unittest.TestCase):
+class Test67Consent(unittest.TestCase):
     """Rules first, then the user; what `a`, `p` and `d` leave behind."""
 
     def setUp(self):
@@ -8759,7 +8963,7 @@ class Test66Consent(unittest.TestCase):
 
 
 # =============================================================================
-# 67. Arguments
+# 69. Arguments
 # =============================================================================
 
 COMMANDS = {
@@ -8781,7 +8985,7 @@ SHARED = (
 )
 
 
-class Test67Arguments(unittest.TestCase):
+class Test69Arguments(unittest.TestCase):
     """Words of a command line to a command and its options."""
 
     def parse(self, line, **given):
@@ -8848,7 +9052,7 @@ class Test67Arguments(unittest.TestCase):
 
 
 # =============================================================================
-# 69. Intake
+# 71. Intake
 # =============================================================================
 
 PROJECT_FILES = {
@@ -8924,7 +9128,7 @@ class Project:
         return code, json.loads(out)
 
 
-class Test69Intake(unittest.TestCase):
+class Test71Intake(unittest.TestCase):
     """add, sync and remove."""
 
     def setUp(self):
@@ -9196,7 +9400,7 @@ class Test69Intake(unittest.TestCase):
         self.assertEqual(self.project.data("sync", "port.txt")[1]["updated"], ["port.txt"])
 
 
-class Test69IntakeInTrouble(unittest.TestCase):
+class Test71IntakeInTrouble(unittest.TestCase):
     """Adding while processes are killed, race each other, or may not write."""
 
     def setUp(self):
@@ -9336,10 +9540,10 @@ class Test69IntakeInTrouble(unittest.TestCase):
 
 
 # =============================================================================
-# 70. Listing
+# 72. Listing
 # =============================================================================
 
-class Test70Listing(unittest.TestCase):
+class Test72Listing(unittest.TestCase):
     """list, show, status, search and ask."""
 
     QUESTION = "历史压缩的触发阈值是多少？"
@@ -9368,6 +9572,42 @@ class Test70Listing(unittest.TestCase):
         out = self.project.call("list")[1]
         self.assertIn("notes/day5.md", out)
         self.assertIn("\n3 documents, ", out)
+
+    def test_a_reranker_is_asked_about_once_and_shown_by_explain(self):
+        project, query = Project(self), ("search", "planner OR port", "-k", "2")
+        project.call("add", ".", "-y")
+        plain = project.data(*query)[1]["hits"]
+        self.assertEqual(len(plain), 2)
+        script = json_answer({"results": [{"index": 1, "relevance_score": 0.9}]})
+        with ScriptedServer([script]) as server:
+            project.environ["LRAG_RERANK_BASE_URL"] = server.url
+            code, out, err = project.call(*query, "--json")
+            self.assertEqual((code, json.loads(out)["hits"]), (0, plain))
+            self.assertIn(f"would go to {server.url}", err)
+            self.assertIn("not reranked: nobody said yes", err)
+            self.assertEqual(server.requests, [])
+            with Terminal(b"y\n") as terminal:
+                project.call(*query, console=terminal.console)
+            self.assertEqual(len(server.requests), 1)
+            code, data = project.data(*query, "--explain")
+            sources = [hit["source"] for hit in data["hits"]]
+            self.assertEqual(sources, [hit["source"] for hit in plain][::-1])
+            self.assertEqual(set(data["hits"][0]), set(self.HIT))
+            rows = {row["token"]: row["shares"] for row in data["explain"]}
+            self.assertEqual(rows["(place before rerank)"], [2, 1])
+            self.assertEqual(len(server.requests), 2)
+            project.environ["LRAG_RERANK"] = "off"
+            self.assertEqual(project.data(*query)[1]["hits"], plain)
+            self.assertEqual(len(server.requests), 2)
+            project.environ["LRAG_RERANK"] = "model"
+            code, out, err = project.call(*query, "--json")
+            self.assertEqual(json.loads(out)["hits"], plain)
+            self.assertIn("not reranked: there is no chat model", err)
+            project.environ["LRAG_RERANK"] = "never"
+            code, data = project.data(*query)
+            self.assertEqual((code, data["error"]["kind"]), (4, "config"))
+            self.assertIn("LRAG_RERANK wants endpoint, model, off",
+                          data["error"]["message"])
 
     def test_show_numbers_lines_as_citations_do(self):
         out = self.project.call("show", "notes/day5.md")[1]
@@ -9517,10 +9757,10 @@ class Test70Listing(unittest.TestCase):
 
 
 # =============================================================================
-# 80. Grading
+# 82. Grading
 
 
-class Test80Grading(unittest.TestCase):
+class Test82Grading(unittest.TestCase):
     """The command eval."""
 
     def setUp(self):
@@ -9690,7 +9930,7 @@ class Test80Grading(unittest.TestCase):
                              data)
 
 
-# 81. Prompt
+# 83. Prompt
 # =============================================================================
 
 class Screen:
@@ -9791,7 +10031,7 @@ class Lines:
     say = note
 
 
-class Test81Prompt(unittest.TestCase):
+class Test83Prompt(unittest.TestCase):
     """Lines, pastes and blocks; commands; the terminal."""
 
     def play(self, *typed):
@@ -9968,10 +10208,10 @@ class Test81Prompt(unittest.TestCase):
 
 
 # =============================================================================
-# 71. Gate
+# 73. Gate
 # =============================================================================
 
-class Test71Gate(unittest.TestCase):
+class Test73Gate(unittest.TestCase):
     """Which calls of a model may happen, and what is asked."""
 
     def setUp(self):
@@ -10060,14 +10300,17 @@ class Test71Gate(unittest.TestCase):
         self.assertIn("more/other.txt", self.shown[0])
 
     def test_a_bare_key_asks_once_a_project(self):
-        self.assertIn("no terminal", lr.key_refusal(self.gate().consent))
-        self.assertEqual(lr.key_refusal(self.gate(yes=True).consent), "")
-        self.assertIn("did not", lr.key_refusal(self.gate("").consent))
-        self.assertEqual(lr.key_refusal(self.gate("y").consent), "")
-        self.assertEqual(lr.key_refusal(self.gate().consent), "")
+        def _refusal(gate):
+            return lr.open_model(lr.Settings(api_key=KEY), gate.consent)[1]
+
+        self.assertIn("no terminal", _refusal(self.gate()))
+        self.assertEqual(_refusal(self.gate(yes=True)), "")
+        self.assertIn("did not", _refusal(self.gate("")))
+        self.assertEqual(_refusal(self.gate("y")), "")
+        self.assertEqual(_refusal(self.gate()), "")
         project, self.project = self.project, Project(self)
-        self.assertIn("did not", lr.key_refusal(self.gate("d").consent))
-        self.assertIn("denies", lr.key_refusal(self.gate().consent))
+        self.assertIn("did not", _refusal(self.gate("d")))
+        self.assertIn("denies", _refusal(self.gate()))
         self.project = project
 
 
@@ -10090,7 +10333,7 @@ class Asked:
 
 
 # =============================================================================
-# 75. Asking
+# 77. Asking
 # =============================================================================
 
 class Endpoint:
@@ -10122,7 +10365,7 @@ def plain(text):
     return [answer(200, json.dumps(reply).encode())]
 
 
-class Test75Asking(unittest.TestCase):
+class Test77Asking(unittest.TestCase):
     """The real program and a scripted endpoint."""
 
     QUESTION = "这套笔记里，历史压缩相关的触发阈值是多少？"
@@ -10402,7 +10645,7 @@ CHAOS = [      # (behaviours of the server, mode of the answer, exit code)
 ]
 
 
-class Test75RealServers(unittest.TestCase):
+class Test77RealServers(unittest.TestCase):
     """Slow checks against servers that others wrote, where their addresses are given."""
 
     QUESTION = "What is the default of MAX_HISTORY_CHARS?"
@@ -10482,10 +10725,10 @@ class Test75RealServers(unittest.TestCase):
 
 
 # =============================================================================
-# 76. Facts
+# 78. Facts
 # =============================================================================
 
-class Test76Facts(unittest.TestCase):
+class Test78Facts(unittest.TestCase):
     """The memory command."""
 
     def test_memory_is_kept_searched_and_undone(self):
@@ -10508,10 +10751,10 @@ class Test76Facts(unittest.TestCase):
 
 
 # =============================================================================
-# 79. Talk
+# 81. Talk
 # =============================================================================
 
-class Test79Talk(unittest.TestCase):
+class Test81Talk(unittest.TestCase):
     """Conversations at the prompt, with a scripted endpoint."""
 
     def setUp(self):
@@ -10643,7 +10886,7 @@ class Test79Talk(unittest.TestCase):
 
 
 # =============================================================================
-# 96. Command line
+# 98. Command line
 # =============================================================================
 
 def frames_of(data):
@@ -10749,7 +10992,7 @@ class WebCase(Folder):
         return lr.load_conversation(os.path.join(self.home, "sessions"), name)
 
 
-class Test83Admission(WebCase):
+class Test85Admission(WebCase):
     """Who may ask, and how often."""
 
     def test_WEB_1_other_sites_cannot_drive_the_page(self):
@@ -10867,7 +11110,7 @@ class Test83Admission(WebCase):
             self.assertEqual(self.post("/api/ask", {"question": "x"})[0], 429)
 
 
-class Test91Endpoints(WebCase):
+class Test93Endpoints(WebCase):
     """Answers as streams, and what happens to them."""
 
     def test_an_extract_without_a_model(self):
@@ -11030,7 +11273,7 @@ class Test91Endpoints(WebCase):
         self.assertEqual(self.request("GET", "/api/conversation")[0], 404)
 
 
-class Test96Changes(WebCase):
+class Test98Changes(WebCase):
     """Documents come in and go by the page, after a yes."""
 
     def answer(self, path, body, given):
@@ -11108,7 +11351,7 @@ class Test96Changes(WebCase):
             self.assertEqual(self.post("/api/add", body)[0], 400)
 
 
-class Test96CompletionsOverHttp(WebCase):
+class Test98CompletionsOverHttp(WebCase):
     """The endpoint for chat clients."""
 
     def complete(self, *messages, stream=False, **headers):
@@ -11166,7 +11409,7 @@ class Test96CompletionsOverHttp(WebCase):
         self.assertEqual([m["id"] for m in json.loads(data)["data"]], ["lightrag"])
 
 
-class Test96Page(WebCase):
+class Test98Page(WebCase):
     """The page itself."""
 
     def test_WEB_2_policy_and_nothing_from_outside(self):
@@ -11318,7 +11561,7 @@ RETRY_LIMIT = 5   # <b>not markup</b>
 """
 
 
-class Test96Browser(WebCase):
+class Test98Browser(WebCase):
     """The page in a real browser."""
 
     def setUp(self):
@@ -11489,7 +11732,7 @@ class Test96Browser(WebCase):
                     file.write(shot)
 
 
-class Test96OpenaiClient(WebCase):
+class Test98OpenaiClient(WebCase):
     """The official client of the OpenAI format."""
 
     def setUp(self):
@@ -11518,7 +11761,7 @@ class Test96OpenaiClient(WebCase):
             client.with_options(api_key="wrong").models.list()
 
 
-class Test96Load(WebCase):
+class Test98Load(WebCase):
     """Many clients for a while."""
 
     CLIENTS, SECONDS = 50, 60
@@ -11574,7 +11817,7 @@ class Test96Load(WebCase):
               f"memory {' '.join(f'{mb:.0f}' for mb in levels)} MB", file=sys.stderr)
 
 
-class Test92Serving(unittest.TestCase):
+class Test94Serving(unittest.TestCase):
     """The command."""
 
     def setUp(self):
@@ -11611,7 +11854,7 @@ class Test92Serving(unittest.TestCase):
         self.assertIn("cannot listen on 203.0.113.7", err)
 
 
-class Test94Mcp(unittest.TestCase):
+class Test96Mcp(unittest.TestCase):
     """The MCP server, as a client meets it."""
 
     def setUp(self):
@@ -11791,7 +12034,7 @@ class Test94Mcp(unittest.TestCase):
         self.assertLess(len(text), lr.MCP_CHARS_MAX + 200)
 
 
-class Test96McpClient(unittest.TestCase):
+class Test98McpClient(unittest.TestCase):
     """The official client of the Model Context Protocol."""
 
     def setUp(self):
@@ -11843,7 +12086,7 @@ class Test96McpClient(unittest.TestCase):
                 self.assertNotIn("more/", listed.content[0].text)
 
 
-class Test96CommandLine(unittest.TestCase):
+class Test98CommandLine(unittest.TestCase):
     """The real program in a process of its own."""
 
     QUESTION = "历史压缩的触发阈值是多少？"

@@ -78,7 +78,8 @@ def main():
     parser.add_argument("--tool", default=os.path.join(HERE, "..", "lightrag.py"))
     options = parser.parse_args()
     tool = load_tool(options.tool)
-    embedder = None if options.whole else tool.embedder_of(os.environ)
+    embedder = None if options.whole else tool.Embedder(
+        tool.read_settings(os.environ, {}))
     print("set          mode     questions     R4    R10  MRR10 nDCG10")
     for name in options.set:
         judged = tool.read_set(os.path.join(options.sets, name))
