@@ -6207,6 +6207,7 @@ def fused(rankings, weights):
 # always a JSON object in text, every call has one answer, roles are the old four.
 
 TOOL_NAME = Pattern(r"[A-Za-z0-9_-]{1,64}")
+ROLES = ("system", "user", "assistant", "tool")
 
 
 @named_tuple
@@ -6417,47 +6418,41 @@ def history_problems(messages):
     """
     problems, open_ids, seen = [], [], set()
     for i, said in enumerate(messages):
-        role, calls = said.get("role"), said.get("tool_calls", [])
-        found = []
-        if role not in ("system", "user", "assistant", "tool"):
-            found.append(f"role {role!r}")
-        if role == "system" and i:
-            found.append("a system message that is not the first")
-        if not isinstance(said.get("content"), str):
-            found.append("content is no text")
-        elif SURROGATE.search(said["content"]):
-            found.append("half a character")
-        if open_ids and role != "tool":
-            found.append(f"comes before the answer to {open_ids[0]}")
-            open_ids = []
-        if role == "tool" and said.get("tool_call_id") not in open_ids:
-            found.append("answers no open call")
-        elif role == "tool":
-            open_ids.remove(said["tool_call_id"])
-        if "tool_calls" in said and (role != "assistant" or not calls):
-            found.append("calls that are none, or not the assistant's")
+        role, content = said.get("role"), said.get("content")
+        answered, calls = said.get("tool_call_id"), said.get("tool_calls", [])
+        found = [
+            role not in ROLES and f"role {role!r}",
+            role == "system" and i > 0 and "a system message that is not the first",
+            not isinstance(content, str) and "content is no text",
+            SURROGATE.search(str(content)) and "half a character",
+            role != "tool" and open_ids and f"comes before the answer to {open_ids[0]}",
+            role == "tool" and answered not in open_ids and "answers no open call",
+            "tool_calls" in said and not (role == "assistant" and calls)
+            and "calls that are none, or not the assistant's",
+        ]
+        open_ids = [id_ for id_ in open_ids if role == "tool" and id_ != answered]
         for call in calls:
             found += _call_problems(call, seen)
             open_ids.append(call.get("id"))
-        problems += [f"message {i}: {problem}" for problem in found]
-    if open_ids:
-        problems.append(f"the end: no answer to {open_ids[0]}")
-    return problems
+        problems += [f"message {i}: {problem}" for problem in filter(None, found)]
+    return problems + [f"the end: no answer to {id_}" for id_ in open_ids[:1]]
 
 
 def _call_problems(call, seen):
     """Return what is wrong with one call of a history; seen collects the ids."""
-    function, found = call.get("function", {}), []
-    if not call.get("id") or call["id"] in seen:
-        found.append("a call's id is missing or taken")
-    seen.add(call.get("id"))
-    if not TOOL_NAME.fullmatch(function.get("name", "")):
-        found.append("a call's name is no name")
+    id_, function = call.get("id"), call.get("function", {})
+    name = function.get("name", "")
     try:
         valid = isinstance(json.loads(function["arguments"]), dict)
     except (KeyError, TypeError, ValueError):
         valid = False
-    return found if valid else [*found, "a call's arguments are no JSON object"]
+    found = [
+        (not id_ or id_ in seen) and "a call's id is missing or taken",
+        not TOOL_NAME.fullmatch(name) and "a call's name is no name",
+        not valid and "a call's arguments are no JSON object",
+    ]
+    seen.add(id_)
+    return found
 
 
 def _wire_name(name):
