@@ -3909,10 +3909,10 @@ class MarkdownWriter:
     def write(self, events):
         """Return the Markdown text of balanced events."""
         for name, value in events:
-            if name:
+            if name in HANDLERS:
                 HANDLERS[name](self, value)
             else:
-                self.pieces.append(value)
+                self.pieces.append(SIGNS.get(name, value))
         self._flush()
         return "".join(self.blocks).lstrip("\n")
 
@@ -4070,9 +4070,12 @@ class MarkdownWriter:
             pieces[start:] = [markdown_link("".join(pieces[start:]), address)]
 
 
-# What each event does: a function of (writer, attributes).
+# What an event adds to the line it stands in.
+SIGNS = {"q": "\u201c", "/q": "\u201d", "rt": "(", "/rt": ")", "button": " ",
+         "/button": " "}
+# What each other event does: a function of (writer, attributes).
 HANDLERS = {
-    **{sign + name: MarkdownWriter._block for name in EVENTS for sign in ("", "/")},
+    **{sign + name: MarkdownWriter._block for name in BLOCKS for sign in ("", "/")},
     **dict.fromkeys(HEADINGS, MarkdownWriter._heading),
     **{f"/h{n}": lambda writer, _, n=n: writer._end_heading(n) for n in range(1, 7)},
     **dict.fromkeys(("ul", "menu", "dir"), lambda writer, _: writer._list(None)),
