@@ -2189,12 +2189,8 @@ def _last_in(places, low, high):
 def _soft_end(text, low, high):
     """Return the last end of a line, else of a word, in low < place <= high."""
     line = text.rfind("\n", low, high)
-    if line >= 0:
-        return line + 1
-    for place in range(high, low, -1):
-        if text[place - 1] in SOFT_ENDS:
-            return place
-    return high
+    word = max(text.rfind(sign, low, high) for sign in SOFT_ENDS)
+    return (line if line >= 0 else word) + 1 or high
 
 
 def _soft_start(text, low, high, ends):
