@@ -4092,13 +4092,6 @@ HANDLERS = {
     "a": MarkdownWriter._link,
     "/a": MarkdownWriter._end_link,
     "br": lambda writer, _: writer.pieces.append("\n" if writer.code else BREAK),
-    **dict.fromkeys(
-        ("button", "/button"), lambda writer, _: writer.pieces.append(" ")
-    ),
-    "q": lambda writer, _: writer.pieces.append("\u201c"),
-    "/q": lambda writer, _: writer.pieces.append("\u201d"),
-    "rt": lambda writer, _: writer.pieces.append("("),
-    "/rt": lambda writer, _: writer.pieces.append(")"),
 }
 
 
@@ -7722,19 +7715,6 @@ def rules_of(config, project):
                           "mend the file or delete it") from None
 
 
-def with_rule(config, project, rule):
-    """Return the configuration with one more rule for a project; nothing is changed.
-
-    >>> with_rule({}, "/p", Rule("deny", "fetch", "*"))
-    {'projects': {'/p': {'deny': ['fetch(*)']}}}
-    """
-    projects = config.get("projects", {})
-    kept = projects.get(project, {})
-    rules = [*(r for r in kept.get(rule.verdict, []) if r != str(rule)), str(rule)]
-    entry = {**kept, rule.verdict: rules}
-    return {**config, "projects": {**projects, project: entry}}
-
-
 def without_rule(config, project, rule):
     """Return the configuration with one rule of a project less; nothing is changed.
 
@@ -7747,6 +7727,17 @@ def without_rule(config, project, rule):
     rules = [text for text in kept.get(rule.verdict, [])
              if parse_rule(text, rule.verdict) != rule]
     return {**config, "projects": {**projects, project: {**kept, rule.verdict: rules}}}
+
+
+def with_rule(config, project, rule):
+    """Return the configuration with one more rule for a project; nothing is changed.
+
+    >>> with_rule({}, "/p", Rule("deny", "fetch", "*"))
+    {'projects': {'/p': {'deny': ['fetch(*)']}}}
+    """
+    config = without_rule(config, project, rule)
+    config["projects"][project][rule.verdict].append(str(rule))
+    return config
 
 
 # =============================================================================
