@@ -86,35 +86,33 @@ terminal, clock or environment):
     67 Consent       ask once, and remember what the user wants remembered
     68 Meaning       search by meaning and with models, as the user set it up
     69 Arguments     the words of a command line to a command and its options
-    70 Options       the options that several commands share
-    71 Intake        the commands that add, sync, embed and remove
-    72 Listing       the commands that list, show and search
-    73 Gate          whether a tool may do what a model wants
-    74 Attachments   what stands beside a question: @paths, standard input
-    75 Setup         the agent of a run, made of what the user set up
-    76 Telling       an answer as it comes, and the sources behind it
-    77 Asking        one question: its answer, and what --json says of it
-    78 Facts         the memory command, and what a conversation leaves behind
-    79 Sessions      saved conversations: go on, begin anew, sum up, export
-    80 Panels        what the prompt shows of models, tools, rules and sources
-    81 Talk          one conversation at the prompt
-    82 Grading       the command that evaluates
-    83 Prompt        the interactive prompt
-    84 Chat          the prompt with its commands
-    85 Admission     who may ask a server, and how often
-    86 Wire          the agent's events as the page knows them
-    87 Completions   the OpenAI format, as a server speaks it
-    88 Layout        the page: what stands where, and how it looks
-    89 Script        what the page does
-    90 Manners       how the page is used: asking, documents, permission, keys
-    91 Service       the agent and the knowledge base for faces that serve several
-    92 Web           the page, its endpoints, and an endpoint for chat clients
-    93 Endpoints     one request: through the gates, to its answer
-    94 Serving       connections, and the command that serves
-    95 Rpc           JSON-RPC 2.0, a message a line
-    96 Mcp           the same tools for other agents, over standard input and output
-    97 Faces         the commands that serve others
-    98 Command line  the table of commands, and main
+    70 Intake        the commands that add, sync, embed and remove
+    71 Listing       the commands that list, show and search
+    72 Gate          whether a tool may do what a model wants
+    73 Attachments   what stands beside a question: @paths, standard input
+    74 Setup         the agent of a run, made of what the user set up
+    75 Telling       an answer as it comes, and the sources behind it
+    76 Asking        one question: its answer, and what --json says of it
+    77 Facts         the memory command, and what a conversation leaves behind
+    78 Sessions      saved conversations: go on, begin anew, sum up, export
+    79 Panels        what the prompt shows of models, tools, rules and sources
+    80 Talk          one conversation at the prompt
+    81 Grading       the command that evaluates
+    82 Prompt        the interactive prompt
+    83 Chat          the prompt with its commands
+    84 Admission     who may ask a server, and how often
+    85 Wire          the agent's events as the page knows them
+    86 Completions   the OpenAI format, as a server speaks it
+    87 Layout        the page: what stands where, and how it looks
+    88 Script        what the page does
+    89 Manners       how the page is used: asking, documents, permission, keys
+    90 Service       the agent and the knowledge base for faces that serve several
+    91 Web           the page, its endpoints, and an endpoint for chat clients
+    92 Endpoints     one request: through the gates, to its answer
+    93 Serving       connections, and the command that serves
+    94 Rpc           JSON-RPC 2.0, a message a line
+    95 Mcp           the same tools for other agents, over standard input and output
+    96 Command line  the table of commands, and main
 
 Words: a document has a title, a source (the path or URL it came from) and a text;
 a chunk is a passage of it, text[start:end]; a hit is a chunk that a search found;
@@ -14109,7 +14107,7 @@ def make_vectors(knowledge, options, console):
 
 # =============================================================================
 # 69. Arguments -- the words of a command line to a command and its options [pure]
-#    Uses: Errors, Prose
+#    Uses: Settings, Errors, Prose, Chunks
 # =============================================================================
 
 # A table says what may be typed, and one reader serves the shell and the prompt.  Not
@@ -14269,12 +14267,8 @@ def _option_rows(options):
     return rows
 
 
-# =============================================================================
-# 70. Options -- the options that several commands share [pure]
-#    Uses: Settings, Chunks, Arguments
-# =============================================================================
-
-# One table of names, so that an option means the same wherever it is taken.
+# Options that several commands share: one table of names, so that an option means the
+# same wherever it is taken.
 
 YES = Option(("-y", "--yes"), "", "do not ask: yes to what would be asked", False)
 DRY_RUN = Option(("--dry-run",), "", "say what would happen, change nothing", False)
@@ -14296,6 +14290,10 @@ ANSWERING = (
     Option(("--no-model",), "", "answer by extract", False),
     Option(("--max-steps",), "N", "tool steps at most; 0 = retrieve, answer", least=0),
 )
+LISTENING = (
+    Option(("--port",), "N", "where to listen; 0 = a free one", WEB_PORT, least=0),
+    Option(("--bind",), "ADDRESS", "let others in, by a token", "127.0.0.1"),
+)
 SHARED = (
     Option(("--home",), "DIR", "the folder that holds knowledge.json"),
     Option(("--json",), "", "one JSON object on standard output", False),
@@ -14305,7 +14303,7 @@ SHARED = (
 
 
 # =============================================================================
-# 71. Intake -- the commands that add, sync, embed and remove
+# 70. Intake -- the commands that add, sync, embed and remove
 #    Uses: Errors, Prose, Folders, Sources, Knowledge, Ingest, Consent, Meaning
 # =============================================================================
 
@@ -14536,7 +14534,7 @@ def report_json(report):
 
 
 # =============================================================================
-# 72. Listing -- the commands that list, show and search
+# 71. Listing -- the commands that list, show and search
 #    Uses: Errors, Prose, Ingest, Intake
 # =============================================================================
 
@@ -14697,7 +14695,7 @@ def show_explained(row, console):
 
 
 # =============================================================================
-# 73. Gate -- whether a tool may do what a model wants
+# 72. Gate -- whether a tool may do what a model wants
 #    Uses: Settings, Prose, Folders, Sources, Memory, Lookup, Calls, Intake
 # =============================================================================
 
@@ -14775,7 +14773,7 @@ def open_calls(knowledge, conversation, consent, pages, clock, progress=None):
 
 
 # =============================================================================
-# 74. Attachments -- what stands beside a question: @paths, standard input
+# 73. Attachments -- what stands beside a question: @paths, standard input
 #    Uses: Settings, Errors, Prose, Decoding, Documents, Knowledge, Reach, Lookup
 # =============================================================================
 
@@ -14829,7 +14827,7 @@ def piped_text(console, limit):
 
 
 # =============================================================================
-# 75. Setup -- the agent of a run, made of what the user set up
+# 74. Setup -- the agent of a run, made of what the user set up
 #    Uses: Protocol, Conversation, Agent, Consent, Intake, Gate
 # =============================================================================
 
@@ -14904,7 +14902,7 @@ def answer_events(settings, model, calls, conversation, question):
 
 
 # =============================================================================
-# 76. Telling -- an answer as it comes, and the sources behind it
+# 75. Telling -- an answer as it comes, and the sources behind it
 #    Uses: Settings, Prose, Answers, Stream, Deltas, Model, Calls, Agent, Gate
 # =============================================================================
 
@@ -15033,7 +15031,7 @@ def show_sources(citations, question, console):
 
 
 # =============================================================================
-# 77. Asking -- one question: its answer, and what --json says of it
+# 76. Asking -- one question: its answer, and what --json says of it
 #    Uses: Settings, Errors, Context, Intake, Listing, Attachments, Setup, Telling
 # =============================================================================
 
@@ -15124,7 +15122,7 @@ def bare_call(console):
 
 
 # =============================================================================
-# 78. Facts -- the memory command, and what a conversation leaves behind
+# 77. Facts -- the memory command, and what a conversation leaves behind
 #    Uses: Settings, Errors, Prose, Memory, Consent, Arguments, Intake
 # =============================================================================
 
@@ -15203,7 +15201,7 @@ def keep_facts(setup, _=""):
 
 
 # =============================================================================
-# 79. Sessions -- saved conversations: go on, begin anew, sum up, export
+# 78. Sessions -- saved conversations: go on, begin anew, sum up, export
 #    Uses: Settings, Errors, Prose, Answers, Context, Files, Conversation
 # =============================================================================
 
@@ -15291,7 +15289,7 @@ def as_markdown(conversation):
 
 
 # =============================================================================
-# 80. Panels -- what the prompt shows of models, tools, rules and sources
+# 79. Panels -- what the prompt shows of models, tools, rules and sources
 #    Uses: Settings, Errors, Prose, Answers, Addresses, Tools, Consent, Intake, Listing
 # =============================================================================
 
@@ -15371,7 +15369,7 @@ def open_source(setup, text):
 
 
 # =============================================================================
-# 81. Talk -- one conversation at the prompt
+# 80. Talk -- one conversation at the prompt
 #    Uses: Answers, Listing, Attachments, Setup, Telling, Asking, Sessions, Panels
 # =============================================================================
 
@@ -15416,7 +15414,7 @@ class Talk:
             self.console.note("No answer with sources yet.")
 
 # =============================================================================
-# 82. Grading -- the command that evaluates
+# 81. Grading -- the command that evaluates
 #    Uses: Errors, Prose, Golden, Plots, Files, Evaluation, Replay, Setup, Asking
 # =============================================================================
 
@@ -15530,7 +15528,7 @@ def show_evaluation(result, console):
 
 
 # =============================================================================
-# 83. Prompt -- the interactive prompt
+# 82. Prompt -- the interactive prompt
 #    Uses: Settings, Errors, Prose, Decoding, Folders, Console, Arguments
 # =============================================================================
 
@@ -15751,8 +15749,8 @@ def mend(line, encoding):
 
 
 # =============================================================================
-# 84. Chat -- the prompt with its commands
-#    Uses: Errors, Console, Arguments, Options, Facts, Sessions, Panels, Talk, Prompt
+# 83. Chat -- the prompt with its commands
+#    Uses: Errors, Console, Arguments, Facts, Sessions, Panels, Talk, Prompt
 # =============================================================================
 
 # One table says what a slash means: a command of the shell, with the same words, or a
@@ -15853,7 +15851,7 @@ TALKING = {
 
 
 # =============================================================================
-# 85. Admission -- who may ask a server, and how often [pure]
+# 84. Admission -- who may ask a server, and how often [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -16034,7 +16032,7 @@ def spent_on(record, day):
 
 
 # =============================================================================
-# 86. Wire -- the agent's events as the page knows them [pure]
+# 85. Wire -- the agent's events as the page knows them [pure]
 #    Uses: Settings, Prose, Stream, Context, Model, Calls, Agent
 # =============================================================================
 
@@ -16115,7 +16113,7 @@ def shown_history(conversation):
 
 
 # =============================================================================
-# 87. Completions -- the OpenAI format, as a server speaks it [pure]
+# 86. Completions -- the OpenAI format, as a server speaks it [pure]
 #    Uses: Answers, Protocol, Conversation, Wire
 # =============================================================================
 
@@ -16200,7 +16198,7 @@ def models_json():
 
 
 # =============================================================================
-# 88. Layout -- the page: what stands where, and how it looks [pure]
+# 87. Layout -- the page: what stands where, and how it looks [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -16422,7 +16420,7 @@ PAGE_HTML = """<!doctype html>
 
 
 # =============================================================================
-# 89. Script -- what the page does [pure]
+# 88. Script -- what the page does [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -16723,7 +16721,7 @@ const time = (seconds) => node("span", { className: "number" },
 
 
 # =============================================================================
-# 90. Manners -- how the page is used: asking, documents, permission, keys [pure]
+# 89. Manners -- how the page is used: asking, documents, permission, keys [pure]
 #    Uses: Layout, Script
 # =============================================================================
 
@@ -16930,7 +16928,7 @@ def page_html(nonce, token):
 
 
 # =============================================================================
-# 91. Service -- the agent and the knowledge base for faces that serve several
+# 90. Service -- the agent and the knowledge base for faces that serve several
 #    Uses: Settings, Errors, Ingest, Conversation, Consent, Intake, Listing, Gate, Setup
 # =============================================================================
 
@@ -17132,7 +17130,7 @@ def open_service(options, console):
 
 
 # =============================================================================
-# 92. Web -- the page, its endpoints, and an endpoint for chat clients
+# 91. Web -- the page, its endpoints, and an endpoint for chat clients
 #    Uses: Settings, Errors, Prose, Files, Admission, Wire, Service
 # =============================================================================
 
@@ -17341,7 +17339,7 @@ class PageAsker(Nobody):
 
 
 # =============================================================================
-# 93. Endpoints -- one request: through the gates, to its answer
+# 92. Endpoints -- one request: through the gates, to its answer
 #    Uses: Settings, Errors, Intake, Admission, Wire, Completions, Manners, Service, Web
 # =============================================================================
 
@@ -17638,7 +17636,7 @@ ENDPOINTS = {
 
 
 # =============================================================================
-# 94. Serving -- connections, and the command that serves
+# 93. Serving -- connections, and the command that serves
 #    Uses: Settings, Errors, Files, Admission, Service, Web, Endpoints
 # =============================================================================
 
@@ -17794,7 +17792,7 @@ def web_limits(environ):
 
 
 # =============================================================================
-# 95. Rpc -- JSON-RPC 2.0, a message a line [pure]
+# 94. Rpc -- JSON-RPC 2.0, a message a line [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -17844,7 +17842,7 @@ def rpc_failure(name, error):
 
 
 # =============================================================================
-# 96. Mcp -- the same tools for other agents, over standard input and output
+# 95. Mcp -- the same tools for other agents, over standard input and output
 #    Uses: Settings, Errors, Context, Lookup, Tools, Consent, Gate, Wire, Service, Rpc
 # =============================================================================
 
@@ -18070,30 +18068,8 @@ def mcp_command(options, console):
 
 
 # =============================================================================
-# 97. Faces -- the commands that serve others
-#    Uses: Settings, Arguments, Options, Serving, Mcp
-# =============================================================================
-
-# Both run until they are stopped; their words stand here, beside each other.
-
-FACES = {
-    "serve": Command(
-        serve_command, "", "a web page, and an endpoint for chat clients",
-        (Option(("--port",), "N", "where to listen; 0 = a free one", WEB_PORT, least=0),
-         Option(("--bind",), "ADDRESS", "let others in, by a token", "127.0.0.1"),
-         *RULES),
-        "serve --port 8000",
-    ),
-    "mcp": Command(
-        mcp_command, "", "tools for other agents, over standard input and output",
-        RULES, "mcp --allow 'rag_add(notes/*)'",
-    ),
-}
-
-
-# =============================================================================
-# 98. Command line -- the table of commands, and main
-#    Uses: Console, Arguments, Options, Intake, Listing, Asking, Grading, Chat, Faces
+# 96. Command line -- the table of commands, and main
+#    Uses: Console, Arguments, Intake, Listing, Asking, Grading, Chat, Serving, Mcp
 # =============================================================================
 
 # The environment is read here and handed down; errors become sentences and exit codes
@@ -18131,11 +18107,17 @@ COMMANDS = {
     ),
     "ask": Command(
         ask_command, "QUESTION...", "an answer with citations",
-        (NUMBER, WITHIN, YES, *RULES,
-         ADDING, *ANSWERING),
+        (NUMBER, WITHIN, YES, *RULES, ADDING, *ANSWERING),
         "ask --add notes --yes 'What is the history limit?'",
     ),
-    **FACES,
+    "serve": Command(
+        serve_command, "", "a web page, and an endpoint for chat clients",
+        (*LISTENING, *RULES), "serve --port 8000",
+    ),
+    "mcp": Command(
+        mcp_command, "", "tools for other agents, over standard input and output",
+        RULES, "mcp --allow 'rag_add(notes/*)'",
+    ),
     **TALKING,
     "eval": Command(
         eval_command, "FILE...", "golden cases, or the folders of judged sets",

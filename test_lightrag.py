@@ -9052,7 +9052,7 @@ class Test69Arguments(unittest.TestCase):
 
 
 # =============================================================================
-# 71. Intake
+# 70. Intake
 # =============================================================================
 
 PROJECT_FILES = {
@@ -9128,7 +9128,7 @@ class Project:
         return code, json.loads(out)
 
 
-class Test71Intake(unittest.TestCase):
+class Test70Intake(unittest.TestCase):
     """add, sync and remove."""
 
     def setUp(self):
@@ -9400,7 +9400,7 @@ class Test71Intake(unittest.TestCase):
         self.assertEqual(self.project.data("sync", "port.txt")[1]["updated"], ["port.txt"])
 
 
-class Test71IntakeInTrouble(unittest.TestCase):
+class Test70IntakeInTrouble(unittest.TestCase):
     """Adding while processes are killed, race each other, or may not write."""
 
     def setUp(self):
@@ -9540,10 +9540,10 @@ class Test71IntakeInTrouble(unittest.TestCase):
 
 
 # =============================================================================
-# 72. Listing
+# 71. Listing
 # =============================================================================
 
-class Test72Listing(unittest.TestCase):
+class Test71Listing(unittest.TestCase):
     """list, show, status, search and ask."""
 
     QUESTION = "历史压缩的触发阈值是多少？"
@@ -9757,10 +9757,10 @@ class Test72Listing(unittest.TestCase):
 
 
 # =============================================================================
-# 82. Grading
+# 81. Grading
 
 
-class Test82Grading(unittest.TestCase):
+class Test81Grading(unittest.TestCase):
     """The command eval."""
 
     def setUp(self):
@@ -9930,7 +9930,7 @@ class Test82Grading(unittest.TestCase):
                              data)
 
 
-# 83. Prompt
+# 82. Prompt
 # =============================================================================
 
 class Screen:
@@ -10031,7 +10031,7 @@ class Lines:
     say = note
 
 
-class Test83Prompt(unittest.TestCase):
+class Test82Prompt(unittest.TestCase):
     """Lines, pastes and blocks; commands; the terminal."""
 
     def play(self, *typed):
@@ -10208,10 +10208,10 @@ class Test83Prompt(unittest.TestCase):
 
 
 # =============================================================================
-# 73. Gate
+# 72. Gate
 # =============================================================================
 
-class Test73Gate(unittest.TestCase):
+class Test72Gate(unittest.TestCase):
     """Which calls of a model may happen, and what is asked."""
 
     def setUp(self):
@@ -10333,7 +10333,7 @@ class Asked:
 
 
 # =============================================================================
-# 77. Asking
+# 76. Asking
 # =============================================================================
 
 class Endpoint:
@@ -10365,7 +10365,7 @@ def plain(text):
     return [answer(200, json.dumps(reply).encode())]
 
 
-class Test77Asking(unittest.TestCase):
+class Test76Asking(unittest.TestCase):
     """The real program and a scripted endpoint."""
 
     QUESTION = "这套笔记里，历史压缩相关的触发阈值是多少？"
@@ -10645,7 +10645,7 @@ CHAOS = [      # (behaviours of the server, mode of the answer, exit code)
 ]
 
 
-class Test77RealServers(unittest.TestCase):
+class Test76RealServers(unittest.TestCase):
     """Slow checks against servers that others wrote, where their addresses are given."""
 
     QUESTION = "What is the default of MAX_HISTORY_CHARS?"
@@ -10725,10 +10725,10 @@ class Test77RealServers(unittest.TestCase):
 
 
 # =============================================================================
-# 78. Facts
+# 77. Facts
 # =============================================================================
 
-class Test78Facts(unittest.TestCase):
+class Test77Facts(unittest.TestCase):
     """The memory command."""
 
     def test_memory_is_kept_searched_and_undone(self):
@@ -10751,10 +10751,10 @@ class Test78Facts(unittest.TestCase):
 
 
 # =============================================================================
-# 81. Talk
+# 80. Talk
 # =============================================================================
 
-class Test81Talk(unittest.TestCase):
+class Test80Talk(unittest.TestCase):
     """Conversations at the prompt, with a scripted endpoint."""
 
     def setUp(self):
@@ -10886,7 +10886,7 @@ class Test81Talk(unittest.TestCase):
 
 
 # =============================================================================
-# 98. Command line
+# 96. Command line
 # =============================================================================
 
 def frames_of(data):
@@ -10992,7 +10992,7 @@ class WebCase(Folder):
         return lr.load_conversation(os.path.join(self.home, "sessions"), name)
 
 
-class Test85Admission(WebCase):
+class Test84Admission(WebCase):
     """Who may ask, and how often."""
 
     def test_WEB_1_other_sites_cannot_drive_the_page(self):
@@ -11110,7 +11110,7 @@ class Test85Admission(WebCase):
             self.assertEqual(self.post("/api/ask", {"question": "x"})[0], 429)
 
 
-class Test93Endpoints(WebCase):
+class Test92Endpoints(WebCase):
     """Answers as streams, and what happens to them."""
 
     def test_an_extract_without_a_model(self):
@@ -11273,7 +11273,7 @@ class Test93Endpoints(WebCase):
         self.assertEqual(self.request("GET", "/api/conversation")[0], 404)
 
 
-class Test98Changes(WebCase):
+class Test96Changes(WebCase):
     """Documents come in and go by the page, after a yes."""
 
     def answer(self, path, body, given):
@@ -11351,7 +11351,7 @@ class Test98Changes(WebCase):
             self.assertEqual(self.post("/api/add", body)[0], 400)
 
 
-class Test98CompletionsOverHttp(WebCase):
+class Test96CompletionsOverHttp(WebCase):
     """The endpoint for chat clients."""
 
     def complete(self, *messages, stream=False, **headers):
@@ -11409,7 +11409,7 @@ class Test98CompletionsOverHttp(WebCase):
         self.assertEqual([m["id"] for m in json.loads(data)["data"]], ["lightrag"])
 
 
-class Test98Page(WebCase):
+class Test96Page(WebCase):
     """The page itself."""
 
     def test_WEB_2_policy_and_nothing_from_outside(self):
@@ -11561,7 +11561,7 @@ RETRY_LIMIT = 5   # <b>not markup</b>
 """
 
 
-class Test98Browser(WebCase):
+class Test96Browser(WebCase):
     """The page in a real browser."""
 
     def setUp(self):
@@ -11732,7 +11732,7 @@ class Test98Browser(WebCase):
                     file.write(shot)
 
 
-class Test98OpenaiClient(WebCase):
+class Test96OpenaiClient(WebCase):
     """The official client of the OpenAI format."""
 
     def setUp(self):
@@ -11761,7 +11761,7 @@ class Test98OpenaiClient(WebCase):
             client.with_options(api_key="wrong").models.list()
 
 
-class Test98Load(WebCase):
+class Test96Load(WebCase):
     """Many clients for a while."""
 
     CLIENTS, SECONDS = 50, 60
@@ -11817,7 +11817,7 @@ class Test98Load(WebCase):
               f"memory {' '.join(f'{mb:.0f}' for mb in levels)} MB", file=sys.stderr)
 
 
-class Test94Serving(unittest.TestCase):
+class Test93Serving(unittest.TestCase):
     """The command."""
 
     def setUp(self):
@@ -11854,7 +11854,7 @@ class Test94Serving(unittest.TestCase):
         self.assertIn("cannot listen on 203.0.113.7", err)
 
 
-class Test96Mcp(unittest.TestCase):
+class Test95Mcp(unittest.TestCase):
     """The MCP server, as a client meets it."""
 
     def setUp(self):
@@ -12034,7 +12034,7 @@ class Test96Mcp(unittest.TestCase):
         self.assertLess(len(text), lr.MCP_CHARS_MAX + 200)
 
 
-class Test98McpClient(unittest.TestCase):
+class Test96McpClient(unittest.TestCase):
     """The official client of the Model Context Protocol."""
 
     def setUp(self):
@@ -12086,7 +12086,7 @@ class Test98McpClient(unittest.TestCase):
                 self.assertNotIn("more/", listed.content[0].text)
 
 
-class Test98CommandLine(unittest.TestCase):
+class Test96CommandLine(unittest.TestCase):
     """The real program in a process of its own."""
 
     QUESTION = "历史压缩的触发阈值是多少？"
