@@ -6965,6 +6965,11 @@ class Register:
         return tuple(citations), [n for n in numbers if n not in known]
 
 
+def citation_json(citations):
+    """Return citations as the contract gives them."""
+    return [{"n": c.n, "supported": c.supported, **c.hit._asdict()} for c in citations]
+
+
 def marks_in(text):
     """Return the numbers that an answer cites, in order; code does not cite.
 
@@ -10833,10 +10838,13 @@ class Memory:
 
     def _apply(self, going, coming, result):
         if going or coming:
-            kept = [fact for fact in self.facts if fact not in going]
-            self.facts = sorted([*kept, *coming], key=lambda fact: int(fact.id[1:]))
+            self._swap(going, coming)
             self._changes.append([going, coming])
         return result
+
+    def _swap(self, going, coming):
+        kept = [fact for fact in self.facts if fact not in going]
+        self.facts = sorted([*kept, *coming], key=lambda fact: int(fact.id[1:]))
 
     def add(self, text, kind="fact", source="user"):
         """Keep one fact; one that says the same already is renewed, not doubled.
@@ -10891,17 +10899,11 @@ class Memory:
         def _pick():
             if not self._changes:
                 raise NotFoundError("there is no change of the memory to undo")
-            going, coming = self._changes[-1]
-            return coming, going, (coming, going)
+            coming, going = self._changes.pop()
+            self._swap(going, coming)
+            return [], [], (going, coming)
 
-        def _undo():
-            going, coming, result = _pick()
-            self._changes.pop()
-            self._apply(going, coming, result)
-            self._changes.pop()
-            return [], [], result
-
-        return self._change(_undo)
+        return self._change(_pick)
 
     def search(self, query, k=MEMORY_HITS):
         """Return the facts that share words with a query, best first, at most k."""
@@ -13597,8 +13599,9 @@ class Console:
 
         text  str, all of it
         """
-        rows = rows_of(printable(text), columns_of(self.stdout))
-        if not self.out_ansi or rows > lines_of_screen(self.stdout):
+        columns, lines = screen_of(self.stdout)
+        rows = rows_of(printable(text), columns)
+        if not self.out_ansi or rows > lines:
             return False
         up = f"\x1b[{rows - 1}A" if rows > 1 else ""
         self.stdout.write(f"\r{up}\x1b[J")
@@ -13632,7 +13635,7 @@ class Console:
         if not self.err_ansi:
             return
         self._next_progress = self._clock() + PROGRESS_INTERVAL_S
-        line = fit(one_line(text), columns_of(self.stderr) - 1)
+        line = fit(one_line(text), screen_of(self.stderr)[0] - 1)
         self.stderr.write("\r\x1b[K" + line)
         self.stderr.flush()
         self._progress_shown = True
@@ -13746,20 +13749,13 @@ def json_line(data, utf8):
     return re.sub(unsafe, lambda match: json.dumps(match[0])[1:-1], text)
 
 
-def columns_of(stream):
-    """Return how many columns a terminal has."""
+def screen_of(stream):
+    """Return how many columns and lines a terminal has, or usually has."""
     try:
-        return os.get_terminal_size(stream.fileno()).columns or COLUMNS
+        columns, lines = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):
-        return COLUMNS
-
-
-def lines_of_screen(stream):
-    """Return how many lines a terminal shows at once."""
-    try:
-        return os.get_terminal_size(stream.fileno()).lines or LINES_SHOWN
-    except (OSError, ValueError):
-        return LINES_SHOWN
+        columns = lines = 0
+    return columns or COLUMNS, lines or LINES_SHOWN
 
 
 def rows_of(text, columns):
@@ -14048,7 +14044,7 @@ def use_meaning(knowledge, options, console):
     if vectors or any(helpers):
         knowledge.hybrid = Hybrid(
             knowledge, vectors, embedder, "hybrid",
-            lambda sentence: console.note(("warn", sentence)), *helpers,
+            knowledge.notify, *helpers,
         )
     return knowledge
 
@@ -14549,8 +14545,7 @@ def list_command(options, console):
     knowledge = open_knowledge(options, console)
     documents = list(knowledge.documents.values())
     if options.json:
-        rows = [document_json(document) for document in documents]
-        console.emit({"documents": rows, "totals": totals(documents)})
+        console.emit(list_json(documents))
         return 0
     show_rows(documents, console)
     console.say(("bold", in_words(totals(documents))))
@@ -14564,6 +14559,12 @@ def show_rows(documents, console):
         title = "" if document.title == document.source else document.title
         console.say(("name", one_line(document.source)), f"  {document.kind}, {size}",
                     ("dim", f"  {one_line(title, 60)}".rstrip()))
+
+
+def list_json(documents):
+    """Return the documents as `list --json` gives them."""
+    return {"documents": list(map(document_json, documents)),
+            "totals": totals(documents)}
 
 
 def document_json(document):
@@ -14976,9 +14977,11 @@ class Telling:
     def _notice(self, notice):
         if notice.passing:
             self._status(notice.text)
-        else:
-            self.warnings.append(notice.text)
-            self._warn(notice.text)
+            return
+        self.warnings.append(notice.text)
+        if not self.as_json:
+            self.end_line()
+            self.console.note(("warn", notice.text))
 
     def _end(self, done):
         self.done = done
@@ -15008,11 +15011,6 @@ class Telling:
     def _status(self, text):
         if self.live:
             self.console.status(text)
-
-    def _warn(self, text):
-        if not self.as_json:
-            self.end_line()
-            self.console.note(("warn", text))
 
     def _aside(self, text):
         """Say what only somebody who watches wants to know."""
@@ -15084,10 +15082,6 @@ def answer_with(agent, telling, options, attached=()):
 def answer_json(telling, warnings):
     """Return an answer as the contract gives it."""
     done = telling.done
-    citations = [
-        {"n": cited.n, "supported": cited.supported, **cited.hit._asdict()}
-        for cited in done.citations
-    ]
     steps = [
         {**step._asdict(), "seconds": round(step.seconds, 3),
          "result": clip(step.result, STEP_RESULT_CHARS_MAX, "as the model got it")}
@@ -15095,7 +15089,8 @@ def answer_json(telling, warnings):
     ]
     return {
         "question": telling.question, "answer": done.answer, "refused": done.refused,
-        "mode": done.mode, "citations": citations, "steps": steps,
+        "mode": done.mode, "citations": citation_json(done.citations),
+        "steps": steps,
         "usage": done.usage and done.usage._asdict(),
         "warnings": [*warnings, *telling.warnings],
     }
@@ -16060,11 +16055,6 @@ def error_json(error, code=""):
                       "message": str(error)}}
 
 
-def citation_json(citations):
-    """Return citations as the contract gives them."""
-    return [{"n": c.n, "supported": c.supported, **c.hit._asdict()} for c in citations]
-
-
 def event_frames(event, mode):
     """Return what the page is sent for one event of the agent: [(name, data)].
 
@@ -16114,7 +16104,7 @@ def shown_history(conversation):
 
 # =============================================================================
 # 86. Completions -- the OpenAI format, as a server speaks it [pure]
-#    Uses: Answers, Protocol, Conversation, Wire
+#    Uses: Answers, Protocol, Context, Conversation
 # =============================================================================
 
 # Any chat client can be pointed at the knowledge base: its messages are a conversation
@@ -17099,9 +17089,7 @@ class Service:
 
     def documents(self):
         """Return what there is, as `list --json` gives it."""
-        documents = list(self.knowledge().documents.values())
-        rows = [document_json(document) for document in documents]
-        return {"documents": rows, "totals": totals(documents)}
+        return list_json(list(self.knowledge().documents.values()))
 
     def add(self, sources, asker):
         """Add sources after a yes; -> Report."""
@@ -17301,13 +17289,12 @@ class PageAsker(Nobody):
     can_ask = True
 
     def __init__(self, emit, waiting, left):
-        super().__init__(None, self._progress)
+        super().__init__(self._hear, self._progress)
         self.emit, self.waiting, self.left = emit, waiting, left
         self._said, self._next_progress = "", 0.0
 
-    def note(self, *parts):
+    def _hear(self, text):
         """Keep the line that says what would happen, for the question that follows."""
-        text = "".join(p if isinstance(p, str) else p[1] for p in parts)
         self._said = self._said or text
 
     def ask(self, question, about=(), rules=()):
@@ -17616,10 +17603,6 @@ class Endpoint:
     open: bool = False      # without the token, on loopback
 
 
-def _changing(what):
-    return Endpoint(lambda visit, body: visit.change(body, what))
-
-
 ENDPOINTS = {
     ("GET", "/"): Endpoint(Visit.page, True),
     ("GET", "/health"): Endpoint(Visit.health, True),
@@ -17627,9 +17610,9 @@ ENDPOINTS = {
     ("GET", "/api/conversation"): Endpoint(Visit.history),
     ("POST", "/api/ask"): Endpoint(Visit.ask),
     ("POST", "/api/permission"): Endpoint(Visit.permission),
-    ("POST", "/api/add"): _changing("add"),
-    ("POST", "/api/sync"): _changing("sync"),
-    ("POST", "/api/remove"): _changing("remove"),
+    ("POST", "/api/add"): Endpoint(partial(Visit.change, what="add")),
+    ("POST", "/api/sync"): Endpoint(partial(Visit.change, what="sync")),
+    ("POST", "/api/remove"): Endpoint(partial(Visit.change, what="remove")),
     ("GET", "/v1/models"): Endpoint(Visit.models),
     ("POST", "/v1/chat/completions"): Endpoint(Visit.complete),
 }
