@@ -1915,15 +1915,16 @@ class _CodeReader:
             code = line[0].strip()
             if not code:
                 self.read_empty(start, end)
-            elif start in self.inside or self.is_directive(code):
+                continue
+            is_directive = self.is_directive(code)
+            if is_directive or start in self.inside:
                 self.extend(end)
                 self.lead = None
             else:
                 self.read_code(start, end, code)
-            if code and not self.is_directive(code):
+            if not is_directive:
                 self.nest(start, end)
-            if code:
-                self.last_code = code
+            self.last_code = code
         while self.stack:
             self.finish()
         return sorted(self.blocks, key=lambda block: (block.start, -block.end))
@@ -2053,8 +2054,7 @@ class _CodeReader:
         """Pop the last definition, and keep it if it is one."""
         top = self.stack.pop()
         end = max(end, top.end)
-        if self.stack:
-            self.stack[-1].end = max(self.stack[-1].end, end)
+        self.extend(end)
         has_block = top.block is not None or not self.syntax.braces
         if not (has_block or top.role == "def" or (top.role == "call" and top.typed)):
             return
