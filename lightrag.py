@@ -3475,7 +3475,7 @@ def fate_of(name, attributes):
     if (
         "hidden" in found
         or found.get("aria-hidden", "").lower() == "true"
-        or ("style" in found and _hides(found["style"]))
+        or UNSEEN_STYLE.search(STYLE_COMMENT.sub("", found.get("style", "").lower()))
         or (name == "dialog" and "open" not in found)
         or not names.isdisjoint(LINE_NUMBER_NAMES)
     ):
@@ -3484,10 +3484,6 @@ def fate_of(name, attributes):
         if word in FATES:
             return FATES[word]
     return ""
-
-
-def _hides(style):
-    return bool(UNSEEN_STYLE.search(STYLE_COMMENT.sub("", style).lower()))
 
 
 # =============================================================================
