@@ -4626,7 +4626,15 @@ class Test40Files(unittest.TestCase):
                     lr.read_bytes(path, 9)
                 with self.assertRaisesRegex(lr.StorageError, words):
                     lr.read_stamped(path)
-                self.assertTrue(lr.changed_since(path, -1, ""))
+                self.assertTrue(lr.changed_since(path, "", ""))
+
+    def test_changed_since_sees_a_change_within_the_second(self):
+        lr.write_atomic(self.path, [b"new"])
+        for moment, changed in ((-5.0, False), (1000.0, False), (1000.25, True)):
+            with self.subTest(moment=moment):
+                os.utime(self.path, (moment, moment))
+                found = lr.changed_since(self.path, lr.utc_text(1000), "other digest")
+                self.assertEqual(found, changed)
 
     def test_write_atomic_replaces_and_keeps_the_mode(self):
         lr.write_atomic(self.path, [b"old"])
