@@ -2326,13 +2326,10 @@ def by_sentence(text, kind, limits):
 
 def by_paragraph(text, kind, limits):
     """Cut at blank lines; short paragraphs share a chunk."""
-    edges = [*(gap.end() for gap in PARAGRAPH_GAP.finditer(text)), len(text)]
+    starts = [0, *(gap.end() for gap in PARAGRAPH_GAP.finditer(text))]
     stops = _prose_stops(text)
-    start, pieces = 0, []
-    for end in edges:
-        spans = spans_of_text(text, start, end, limits, *stops)
-        pieces += [Block(*span, "") for span in spans]
-        start = end
+    pieces = [Block(*span, "") for start, end in zip(starts, [*starts[1:], len(text)])
+              for span in spans_of_text(text, start, end, limits, *stops)]
     return _pack(text, pieces, limits, _one_section)
 
 
@@ -2496,11 +2493,9 @@ def _shared_heading(one, other):
     """
     if one == other or len(one) > HEADING_CHARS_MAX:
         return one
-    steps, other_steps, path = one.split(" > "), other.split(" > "), []
-    while steps and other_steps and steps[0] == other_steps[0]:
-        path.append(steps.pop(0))
-        other_steps.pop(0)
-    names = ", ".join(filter(None, (" > ".join(steps), " > ".join(other_steps))))
+    paths = one.split(" > "), other.split(" > ")
+    path = posixpath.commonprefix(paths)
+    names = ", ".join(filter(None, (" > ".join(steps[len(path):]) for steps in paths)))
     return " > ".join([*path, names] if names else path)
 
 
