@@ -5239,6 +5239,10 @@ class Excerpt:
         """Return how many characters are shown."""
         return sum(end - start for start, end in self.spans)
 
+    def text(self):
+        """Return what is shown."""
+        return "\n".join(self.hit.text[start:end] for start, end in self.spans)
+
     def finds(self, pattern):
         """Tell whether a compiled pattern matches in what is shown."""
         return any(pattern.search(self.hit.text, *span) for span in self.spans)
@@ -5395,6 +5399,7 @@ ANSWER_KINDS = (        # (what asks for it, what it looks like)
     (QUANTITY_PHRASES, QUANTITY_SIGNS),
     (LIST_PHRASES, r"\n[ \t]*(?:[-*+•]|\d{1,3}[.)、])\s"),
 )
+NEARLY_AS_NEAR = 0.1        # of the best one's distance from 1: further off it may be
 LABELS = {      # English, Chinese
     "refusal": ("The documents do not answer this.", "文档中没有这个问题的答案。"),
     "notice": ("An extract: the documents, word for word.", "以下为文档原文摘录，一字未改。"),
@@ -5423,17 +5428,21 @@ class Answer:
     citations: tuple = ()   # of Citation
 
 
-def extract(question, hits, idf, number=None):
+def extract(question, hits, idf, number=None, near=None):
     """Answer a question with sentences of the hits, or refuse.
 
     question  str, raw text
     hits      list[Hit], best first
     idf       callable: token -> float >= 0, the rarer the higher, unseen words highest
     number    callable: hit -> its number; None = from 1 in order of use
+    near      callable: (question, hits) -> list of Excerpt that answer by what they
+              mean, asked where words do not; or None
     ->        Answer, its text verbatim from the hits, a [n] mark after each piece
     """
     coverage, excerpts = best_excerpts(question, hits, idf)
     if coverage < ANSWER_COVERAGE_MIN:
+        excerpts = near(question, hits) if near else []
+    if not excerpts:
         return Answer(refusal(question), True)
     return lay_out(excerpts, number)
 
@@ -5510,6 +5519,23 @@ def _choose(candidates):
         if excerpt.hit is first.hit:
             coverage = list(map(max, coverage, covered))
     return sum(coverage), chosen
+
+
+def nearest_excerpts(hit, nearness):
+    """Return the one to three excerpts of a hit nearest to a question, best first.
+
+    nearness  callable: texts -> how near each is, at most 1; [] = it cannot tell, and
+              the first excerpt is taken
+    """
+    excerpts = excerpts_of(hit)
+    cosines = nearness([excerpt.text() for excerpt in excerpts]) or [1.0]
+    ranked = sorted(zip(cosines, excerpts), key=lambda row: -row[0])
+    least = max(cosines) - NEARLY_AS_NEAR * (1 - max(cosines))
+    chosen = []
+    for cosine, excerpt in ranked:
+        if cosine >= least and not _repeats(excerpt, chosen):
+            chosen.append(excerpt)
+    return chosen[:EXCERPTS_MAX]
 
 
 def _repeats(excerpt, chosen):
@@ -5993,6 +6019,8 @@ def _bar(y, setting, value, colour):
 # product at once.  The best are then scored anew with the question's own floats.
 
 
+FOLLOWERS_MIN = 9           # that the lead of the best is measured from
+LEAD_MIN = 0.21             # from it the best is clearly near; see notes/hybrid.md
 NATIVE = "little" if array("H", [1]).tobytes()[0] else "big"
 LOW_BYTE = 0 if NATIVE == "little" else LANE_BYTES - 1
 
@@ -6115,6 +6143,26 @@ class Vectors:
         counts = self.count, self.dimension, len(places), len(catalogue), 0
         return seal(VECTORS_MAGIC, counts,
                     [scales, places, bytes(self._keys), bytes(self._rows), catalogue])
+
+
+def lead_of(cosines, count):
+    """Return how far the best of a question's cosines is ahead of those behind it.
+
+    cosines  list of floats, falling, those of the nearest rows down to COSINE_MIN
+    count    int, how many rows were compared: a tenth of them are looked at
+    ->       the distance to their mean, as a share of the distance that is left to 1
+             (which makes models whose cosines all lie high comparable to others)
+
+    >>> lead_of([0.5, 0.25, 0.25], 3), lead_of([0.9], 1)
+    (0.5, 0.0)
+    """
+    wanted = min(max(FOLLOWERS_MIN, count // 10), FUSED_MAX - 1, count - 1)
+    if wanted < 1:
+        return 0.0
+    behind = cosines[1 : 1 + wanted]
+    behind += [COSINE_MIN] * (wanted - len(behind))     # what was further off
+    lead = cosines[0] - math.fsum(behind) / wanted
+    return lead / max(1 - cosines[0], 0.01)     # bytes are off by as much
 
 
 def packed_columns(rows, dimension):
@@ -11715,7 +11763,9 @@ class Hybrid:
         self.knowledge, self.vectors, self.embedder = knowledge, vectors, embedder
         self.rerank, self.expand, self.own_language = rerank, expand, own_language
         self.mode, self._notify, self._places = mode, notify, None
-        self.ranks, self._failed = {}, set()    # of the last search, for --explain
+        self.ranks = {}         # of the last search, for --explain
+        self.leaders = {}       # place nearest to a question -> (its vector, lead)
+        self._failed = set()
 
     def search(self, query, k=HITS, sources=(), kinds=()):
         """Return the k best chunks as Knowledge.search does."""
@@ -11775,6 +11825,31 @@ class Hybrid:
         order = [old[i] for i in named]
         order += [place for place in old if place not in set(order)]
         return [(score, *place) for score, place in fused([order], [1.0])]
+
+    def near(self, question, hits):
+        """Return the excerpts of the hit that a search found clearly near; else [].
+
+        Only where it is in another language: else words judge, and better.
+        """
+        clear = {place: asked for place, (asked, lead) in self.leaders.items()
+                 if lead >= LEAD_MIN}
+        leaders = self.knowledge.hits_at([(0.0, *place) for place in clear])
+        shown = {(hit.source, hit.chunk): hit for hit in hits}
+        for leader, asked in zip(leaders, clear.values()):
+            hit = shown.get((leader.source, leader.chunk))
+            if hit and language(hit.text) != language(question):
+                return nearest_excerpts(hit, partial(self._nearness, asked))
+        return []
+
+    def _nearness(self, asked, texts):
+        """Return the cosine of each text with a question; [] when there is none."""
+        vectors = {}
+        with contextlib.suppress(LightragError):
+            self.embedder.embed(texts, vectors.__setitem__)
+        units = [unit_vector(vectors.get(i) or [0.0]) for i in range(len(texts))]
+        if not all(units):
+            return []
+        return [math.fsum(map(mul, asked, unit)) for unit in units]
 
     def refusal(self):
         """Return "", or why nothing may be sent to the reranker; this may ask."""
@@ -11843,6 +11918,10 @@ class Hybrid:
         rows = [row for row, found in places.items()
                 if allowed is None or any(allowed(number) for number, _ in found)]
         best = self.vectors.nearest(vector, count, rows)
+        if best:
+            lead = lead_of([cosine for cosine, _ in best], len(rows))
+            for place in places[best[0][1]]:
+                self.leaders[place] = unit_vector(vector), lead
         return [(cosine, *place) for cosine, row in best for place in places[row]
                 if allowed is None or allowed(place[0])]
 
@@ -12926,10 +13005,11 @@ def review(question, text, register, idf):
     )
 
 
-def own_words(question, hits, register, idf):
+def own_words(question, hits, register, knowledge):
     """Return the Answer in the documents' own words, marks numbered by the register."""
-    return extract(question, hits, idf,
-                   lambda hit: register.number(source_kind(hit), hit).n)
+    return extract(question, hits, knowledge.idf,
+                   lambda hit: register.number(source_kind(hit), hit).n,
+                   knowledge.hybrid and knowledge.hybrid.near)
 
 
 # =============================================================================
@@ -13064,7 +13144,7 @@ class Agent:
     def _extract(self, question, hits, error=None, usage=None):
         """Return the Done of an answer in the documents' own words."""
         register = self.conversation.register
-        found = own_words(question, hits, register, self.knowledge.idf)
+        found = own_words(question, hits, register, self.knowledge)
         return Done(found.text, found.refused, "extract", found.citations, usage, error)
 
     def _parts(self, found, attached):

@@ -3612,6 +3612,17 @@ class Test29Vectors(unittest.TestCase):
             took.append(time.process_time() - start)
         self.assertLess(min(took), 0.05)
 
+    def test_the_lead_of_the_best(self):
+        for cosines, count, lead in (
+            ([0.9] + 9 * [0.8], 10, 1.0), ([0.9] + 49 * [0.8], 1000, 1.0),
+            ([0.9] + 9 * [0.8] + 40 * [0.1], 99, 1.0),      # a tenth is 9
+            ([0.6, 0.5], 3, (0.6 - 0.35) / 0.4),            # the third was below 0.2
+            ([0.9], 1, 0.0), ([1.0, 0.9], 2, 10.0), ([0.8, 0.8], 2, 0.0),
+        ):
+            with self.subTest(cosines=cosines[:3], count=count):
+                self.assertAlmostEqual(lr.lead_of(cosines, count), lead)
+
+
 
 # 30. Fusion
 
@@ -7684,6 +7695,42 @@ class Test54Hybrid(Folder):
                 self.assertEqual(words["shares"][0], int(leads == "words"))
                 weights = {"words": words["weight"], "vectors": meaning["weight"]}
                 self.assertEqual(max(weights, key=weights.get), leads)
+
+    def answer(self, hybrid, question, sources=()):
+        """The extract of a question, as `ask` makes it."""
+        hits = hybrid.search(question, 4, sources)
+        return lr.extract(question, hits, hybrid.knowledge.idf, near=hybrid.near)
+
+    def test_a_question_in_another_language_is_answered_where_vectors_are_sure(self):
+        text = "History comes first. The history threshold is 4000."
+        self.knowledge.add_text(text, source="limits.md")
+        self.knowledge.save()
+        self.embed()
+        found = self.answer(self.hybrid(), "历史 的 阈值")
+        self.assertEqual(found.text, "The history threshold is 4000. [1]")
+        [cited] = found.citations
+        self.assertEqual((cited.hit.source, cited.hit.start), ("limits.md", 21))
+        for question in ("火山 喷发 了 吗", "Why do volcanoes erupt?"):
+            with self.subTest(question=question):
+                self.assertTrue(self.answer(self.hybrid(), question).refused)
+        same = self.answer(self.hybrid(), "limit")      # near, but words judge here
+        self.assertTrue(same.refused)
+        alone = self.answer(self.hybrid(), "历史 的 阈值", ["limits.md"])
+        self.assertTrue(alone.refused)                  # nothing to be ahead of
+        words = lr.extract("历史 的 阈值", self.hybrid().search("历史 的 阈值"),
+                           self.knowledge.idf)
+        self.assertTrue(words.refused)
+
+    def test_sentences_that_cannot_be_embedded_leave_the_first_one(self):
+        text = "History comes first. The history threshold is 4000."
+        self.knowledge.add_text(text, source="limits.md")
+        self.knowledge.save()
+        self.embed()
+        hybrid = self.hybrid()
+        hits = hybrid.search("历史 的 阈值")
+        self.server.refuse = lambda body: 401
+        found = lr.extract("历史 的 阈值", hits, self.knowledge.idf, near=hybrid.near)
+        self.assertEqual(found.text, "History comes first. [1]")
 
     def test_only_what_changed_is_embedded(self):
         self.embed()
