@@ -13647,6 +13647,10 @@ class Console:
         """Print one line of what is not the answer: a warning, a notice, a question."""
         self._write(self.stderr, parts, self.err_ansi)
 
+    def warn(self, text):
+        """Print one line of a warning, coloured where colours are wanted."""
+        self.note(("warn", text))
+
     def emit(self, data):
         """Print one JSON object that is valid whatever standard output can encode."""
         encoding = (self.stdout.encoding or "utf-8").lower().replace("_", "-")
@@ -13888,7 +13892,7 @@ def say_failure(error, console, as_json):
     if as_json:
         console.emit({"error": {"kind": error.kind, "message": str(error)}})
     else:
-        console.note(("warn", f"lightrag: {error}"))
+        console.warn(f"lightrag: {error}")
     return error.exit_code
 
 
@@ -14060,7 +14064,7 @@ class Consent:
         patterns = [host[0] + "/*"] if host else []
         reason = self.refusal(tool, [(address,)], question, patterns, flag="")
         if reason:
-            self.console.note(("warn", reason))
+            self.console.warn(reason)
         return not reason
 
 
@@ -14112,7 +14116,7 @@ def use_meaning(knowledge, options, console):
         embedder = Embedder(settings)
         vectors, problem = load_vectors(knowledge.home)
         if problem:
-            console.note(("warn", problem))
+            console.warn(problem)
     helpers = search_helpers(knowledge, settings, options, console)
     if vectors or any(helpers):
         knowledge.hybrid = Hybrid(
@@ -14392,7 +14396,7 @@ def open_knowledge(options, console, adding=False):
     knowledge = Knowledge(home, notify=told.append)
     if knowledge.damaged and not adding:
         raise StorageError(told[-1])
-    knowledge.notify = lambda notice: console.note(("warn", notice))
+    knowledge.notify = console.warn
     for notice in told:
         knowledge.notify(notice)
     return use_meaning(knowledge, options, console)
@@ -14406,7 +14410,7 @@ def embed_fresh(options, console):
             make_vectors(open_knowledge(options, console), quiet, console)
         except LightragError as error:
             hint = "the new passages are found by words alone until you run embed"
-            console.note(("warn", f"{error}; {hint}"))
+            console.warn(f"{error}; {hint}")
 
 
 def add_command(options, console):
@@ -14563,9 +14567,9 @@ def show_report(report, options, console):
         if counted != f"{len(report.failed)} failed":   # each failure is said below
             console.say(("bold", counted + tried))
     for source, sentence in report.warnings:
-        console.note(("warn", f"{one_line(source)}: {sentence}"))
+        console.warn(f"{one_line(source)}: {sentence}")
     for source, reason in report.failed:
-        console.note(("warn", f"failed    {one_line(source)}: {reason}"))
+        console.warn(f"failed    {one_line(source)}: {reason}")
     return 1 if report.failed else 0
 
 
@@ -14879,7 +14883,7 @@ def files_named(question, root, cwd, console):
         try:
             source, parsed = parsed_below(root, os.path.join(cwd, path))
         except (SourceError, DeniedError) as error:
-            console.note(("warn", f"@{one_line(path, NAMED_CHARS_MAX)}: {error}"))
+            console.warn(f"@{one_line(path, NAMED_CHARS_MAX)}: {error}")
         else:
             hits.append(lines_of(source, parsed)[0])
     return hits
@@ -14935,7 +14939,7 @@ class Setup:
         model, pages = self.model(consent), self._pages
         calls = open_calls(knowledge, conversation, consent, pages, time.monotonic)
         for notice in calls.box.memory.notices:
-            self.console.note(("warn", notice))
+            self.console.warn(notice)
         return Agent(self.settings, model, calls, conversation, self.hold)
 
     def model(self, consent):
@@ -14960,7 +14964,7 @@ def open_shared_model(options, console):
     model, reason = open_model(settings, consent)
     reasons = [reason, knowledge.hybrid.refusal() if knowledge.hybrid else ""]
     for reason in filter(None, reasons):
-        console.note(("warn", reason))
+        console.warn(reason)
     return settings, model
 
 
@@ -15054,14 +15058,14 @@ class Telling:
         self.warnings.append(notice.text)
         if not self.as_json:
             self.end_line()
-            self.console.note(("warn", notice.text))
+            self.console.warn(notice.text)
 
     def _end(self, done):
         self.done = done
         self.end_line()
         if done.error:
             self.warnings.append(str(done.error))
-            self.console.note(("warn", f"lightrag: {done.error}"))
+            self.console.warn(f"lightrag: {done.error}")
         if self.as_json:
             return
         if done.mode == "extract" and not done.refused:
@@ -15117,7 +15121,7 @@ def ask_command(options, console):
     agent = setup.agent()
     attached = given_with(question, agent.knowledge, options, console)
     if setup.unused:
-        console.note(("warn", setup.unused))
+        console.warn(setup.unused)
         warnings.append(setup.unused)
     telling = Telling(console, question, not setup.hold, options.json)
     done = answer_with(agent, telling, options, attached)
@@ -15135,7 +15139,7 @@ def add_first(options, console):
     warnings = [f"{s}: {reason}" for s, reason in report.failed + report.warnings]
     console.note(count_outcomes(report))
     for warning in warnings:
-        console.note(("warn", warning))
+        console.warn(warning)
     return warnings
 
 
@@ -15205,7 +15209,7 @@ def memory_command(options, console):
         raise UsageError(unknown("memory action", action, MEMORY_ACTIONS))
     memory = Memory(open_knowledge(options, console).home)
     for notice in memory.notices:
-        console.note(("warn", notice))
+        console.warn(notice)
     text = " ".join(words)
     if not text and action in ("add", "search", "remove"):
         raise UsageError(f"memory {action} wants {MEMORY_ACTIONS[action][1]}")
@@ -15289,7 +15293,7 @@ def save_session(setup):
     try:
         save_conversation(setup.sessions, setup.conversation)
     except (StorageError, OSError) as error:
-        setup.console.note(("warn", f"the conversation is not saved: {error}"))
+        setup.console.warn(f"the conversation is not saved: {error}")
 
 
 def begin_anew(setup, _):
@@ -15378,7 +15382,7 @@ def show_model(setup, name):
     current = model.default_name()
     known = [info.name for info in model.models()]
     if current not in known:
-        console.note(("warn", f"{shown_url(model.base_url)} lists no {current}"))
+        console.warn(f"{shown_url(model.base_url)} lists no {current}")
     for listed in dict.fromkeys([*known, current]):
         mark = "*" if listed == current else " "
         console.say(f"{mark} ", ("name", one_line(listed)))
@@ -15459,7 +15463,7 @@ class Talk:
         """Answer one question, show it, and save the conversation."""
         agent, self._question = self.setup.agent(), question
         if self.setup.unused:
-            self.console.note(("warn", self.setup.unused))
+            self.console.warn(self.setup.unused)
         root, cwd = agent.knowledge.root, self.options.cwd
         attached = files_named(question, root, cwd, self.console)
         telling = Telling(self.console, question, not self.setup.hold)
@@ -15513,7 +15517,7 @@ def eval_command(options, console):
     else:
         show_evaluation(result, console)
     for sentence in worse:
-        console.note(("warn", f"worse than {one_line(options.baseline)}: {sentence}"))
+        console.warn(f"worse than {one_line(options.baseline)}: {sentence}")
     return 1 if worse or (result["failed"] and not options.baseline) else 0
 
 
@@ -15720,7 +15724,7 @@ class Prompt:
             elif text:
                 self.answer(text)
         except LightragError as error:
-            self.console.note(("warn", str(error)))
+            self.console.warn(str(error))
         return True
 
     def help(self):
@@ -17052,10 +17056,12 @@ class Nobody:
     def __init__(self, tell=None, progress=None):
         self.tell, self.progress = tell, progress
 
-    def note(self, *parts):
+    def note(self, text):
         """Pass on what a person would read."""
         if self.tell:
-            self.tell("".join(p if isinstance(p, str) else p[1] for p in parts))
+            self.tell(text)
+
+    warn = note
 
     def ask(self, question, about=(), rules=()):
         """Nobody answers."""
@@ -17088,7 +17094,7 @@ class Service:
     def knowledge(self):
         """Open the knowledge base as it is now; a search of it asks nothing."""
         def _warn(text):
-            self.console.note(("warn", text))
+            self.console.warn(text)
 
         return open_knowledge(self.options, Nobody(_warn))
 
@@ -17117,7 +17123,7 @@ class Service:
             try:
                 save_conversation(self.folder, found)
             except StorageError as error:
-                self.console.note(("warn", f"the conversation is not kept: {error}"))
+                self.console.warn(f"the conversation is not kept: {error}")
             finally:
                 lent.release()
 
@@ -17813,9 +17819,8 @@ def serve_command(options, console):
     url = f"http://{host}:{listener.server_port}/"
     if not is_loopback(options.bind):
         url += f"?token={token}"
-        warning = ("Others on the network can reach this page; who has the token can "
-                   "ask, and read what is in the documents.")
-        console.note(("warn", warning))
+        console.warn("Others on the network can reach this page; who has the token can "
+                     "ask, and read what is in the documents.")
     if options.json:
         console.emit({"url": url, "token": token, "model": server.service.mode})
     else:
@@ -18249,7 +18254,7 @@ def main(words=None):
     except OSError as error:    # the disk under standard output is full, for one
         console.abandon()
         if not code:
-            console.note(("warn", f"lightrag: {error}"))
+            console.warn(f"lightrag: {error}")
         return 1
     return code
 

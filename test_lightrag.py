@@ -10083,7 +10083,7 @@ class Lines:
         """Keep what was said."""
         self.shown.append("".join(p if isinstance(p, str) else p[1] for p in parts))
 
-    say = note
+    say = warn = note
 
 
 class Test82Prompt(unittest.TestCase):
@@ -10382,9 +10382,11 @@ class Asked:
         self.shown.append(question)
         return self.typed.pop(0)
 
-    def note(self, *parts):
+    def note(self, text):
         """Keep what was said."""
-        self.shown.append("".join(p if isinstance(p, str) else p[1] for p in parts))
+        self.shown.append(text)
+
+    warn = note
 
 
 # =============================================================================
