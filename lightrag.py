@@ -1320,6 +1320,11 @@ def whole_characters(text):
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
+def json_text(data):
+    """Return data as one line of JSON that UTF-8 can encode."""
+    return whole_characters(json.dumps(data, ensure_ascii=False))
+
+
 def printable(text):
     """Return a text that cannot drive a terminal: newline and tab alone are kept.
 
@@ -11314,8 +11319,7 @@ class Model:
         headers = self._headers(url, login)
         data = None
         if body is not None:
-            text = json.dumps(body, ensure_ascii=False)
-            data = whole_characters(text).encode("utf-8")
+            data = json_text(body).encode("utf-8")
         network = self.network or read_network(os.environ)
         for _ in range(REDIRECTS_MAX + 1):
             reply = exchange(
@@ -13821,9 +13825,8 @@ def json_line(data, utf8):
     >>> print(json_line({"a": "中\\x9b"}, True), json_line({"a": "é😀"}, False))
     {"a": "中\\u009b"} {"a": "\\u00e9\\ud83d\\ude00"}
     """
-    text = whole_characters(json.dumps(data, ensure_ascii=False))
     unsafe = CONTROL.pattern if utf8 else "[^\0-\x7e]"
-    return re.sub(unsafe, lambda match: json.dumps(match[0])[1:-1], text)
+    return re.sub(unsafe, lambda match: json.dumps(match[0])[1:-1], json_text(data))
 
 
 def screen_of(stream):
@@ -14875,13 +14878,14 @@ def attached_hits(text, source, title, question):
     return aside.search(question, INPUT_HITS) or [whole]
 
 
-def files_named(question, root, cwd, console):
+def files_named(question, knowledge, options, console):
     """Return a Hit for each @path of a question; what is not read is said."""
     hits = []
     for match in FILE_MARK.finditer(question):
         path = match[1] or match[2]
+        full = os.path.join(options.cwd, path)
         try:
-            source, parsed = parsed_below(root, os.path.join(cwd, path))
+            source, parsed = parsed_below(knowledge.root, full)
         except (SourceError, DeniedError) as error:
             console.warn(f"@{one_line(path, NAMED_CHARS_MAX)}: {error}")
         else:
@@ -14891,7 +14895,7 @@ def files_named(question, root, cwd, console):
 
 def given_with(question, knowledge, options, console):
     """Return the Hits of what stands beside a question: @paths, standard input."""
-    hits = files_named(question, knowledge.root, options.cwd, console)
+    hits = files_named(question, knowledge, options, console)
     if "-" not in options.add and options.piped:
         text = piped_text(console, INPUT_BYTES_MAX)
         if text.strip():
@@ -14950,8 +14954,7 @@ class Setup:
 
     def choose(self, name):
         """Ask another model of the same endpoint from now on."""
-        self.settings = self.settings._replace(model=name)
-        self._model = None
+        self.settings, self._model = self.settings._replace(model=name), None
 
 
 # For faces that serve several
@@ -15118,18 +15121,12 @@ def ask_command(options, console):
     """Answer a question with citations, or refuse."""
     warnings = add_first(options, console) if options.add else []
     setup, question = Setup(options, console), " ".join(options.words)
-    agent = setup.agent()
-    attached = given_with(question, agent.knowledge, options, console)
-    if setup.unused:
-        console.warn(setup.unused)
-        warnings.append(setup.unused)
-    telling = Telling(console, question, not setup.hold, options.json)
-    done = answer_with(agent, telling, options, attached)
+    telling = tell_answer(setup, question, given_with, options.json)
     if options.json:
         console.emit(answer_json(telling, warnings))
-    if not agent.knowledge.sources:
-        console.note(EMPTY)
-    return exit_code_of(done)
+    if telling.done.error:
+        return telling.done.error.exit_code
+    return NotFoundError.exit_code if telling.done.refused else 0
 
 
 def add_first(options, console):
@@ -15143,17 +15140,29 @@ def add_first(options, console):
     return warnings
 
 
-def answer_with(agent, telling, options, attached=()):
-    """Show the answer to one question as it comes; -> Done."""
-    scopes = scopes_of(options.source, agent.knowledge, options.cwd)
-    asked = agent.ask(telling.question, options.k, tuple(scopes), attached)
+def tell_answer(setup, question, attach, as_json=False):
+    """Show the answer to one question as it comes; -> Telling.
+
+    attach  callable(question, knowledge, options, console) -> the Hits beside it
+    """
+    agent, options, console = setup.agent(), setup.options, setup.console
+    telling = Telling(console, question, not setup.hold, as_json)
+    if setup.unused:
+        console.warn(setup.unused)
+        telling.warnings.append(setup.unused)
+    attached = attach(question, agent.knowledge, options, console)
+    scopes = tuple(scopes_of(options.source, agent.knowledge, options.cwd))
     try:
-        with contextlib.closing(asked):
-            for event in asked:
+        with contextlib.closing(
+            agent.ask(question, options.k, scopes, attached)
+        ) as events:
+            for event in events:
                 telling.show(event)
     finally:
         telling.end_line()
-    return telling.done
+    if not agent.knowledge.sources:
+        console.note(EMPTY)
+    return telling
 
 
 def answer_json(telling, warnings):
@@ -15171,13 +15180,6 @@ def answer_json(telling, warnings):
         "usage": done.usage and done.usage._asdict(),
         "warnings": [*warnings, *telling.warnings],
     }
-
-
-def exit_code_of(done):
-    """Return the exit code of an answer."""
-    if done.error:
-        return done.error.exit_code
-    return NotFoundError.exit_code if done.refused else 0
 
 
 def bare_call(console):
@@ -15442,7 +15444,7 @@ def open_source(setup, text):
 
 # =============================================================================
 # 80. Talk -- one conversation at the prompt
-#    Uses: Answers, Listing, Attachments, Setup, Telling, Asking, Sessions, Panels
+#    Uses: Answers, Attachments, Setup, Asking, Sessions, Panels
 # =============================================================================
 
 # A question and what became of it.  The conversation is saved after each answer, whole
@@ -15453,35 +15455,27 @@ class Talk:
     """One conversation at the prompt."""
 
     def __init__(self, options, console):
-        self.options, self.console = options, console
-        self.setup, self._done, self._question = Setup(options, console), None, ""
+        self.console, self.setup = console, Setup(options, console)
+        self._told = None       # the Telling of the last answer
         name = "" if getattr(options, "continue") else options.resume
         if name is not None:
             resume(self.setup, name)
 
     def answer(self, question):
         """Answer one question, show it, and save the conversation."""
-        agent, self._question = self.setup.agent(), question
-        if self.setup.unused:
-            self.console.warn(self.setup.unused)
-        root, cwd = agent.knowledge.root, self.options.cwd
-        attached = files_named(question, root, cwd, self.console)
-        telling = Telling(self.console, question, not self.setup.hold)
         try:
-            self._done = answer_with(agent, telling, self.options, attached)
+            self._told = tell_answer(self.setup, question, files_named)
         finally:
             save_session(self.setup)
-        if not agent.knowledge.sources:
-            self.console.note(EMPTY)
 
     def show_sources(self, text):
         """Show the sources of the last answer again, or one by its number, whole."""
         if text:
             open_source(self.setup, text)
             return
-        cited = self._done.citations if self._done else ()
+        cited = self._told.done.citations if self._told else ()
         for citation in cited:
-            self.console.say(source_line(citation, self._question))
+            self.console.say(source_line(citation, self._told.question))
         if not cited:
             self.console.note("No answer with sources yet.")
 
@@ -15601,7 +15595,7 @@ def show_evaluation(result, console):
 
 # =============================================================================
 # 82. Prompt -- the interactive prompt
-#    Uses: Settings, Errors, Prose, Decoding, Folders, Console, Arguments
+#    Uses: Settings, Errors, Prose, Decoding, Console, Arguments
 # =============================================================================
 
 # A line is a command with a slash, or a question.  Commands stand in a table that is
@@ -15794,11 +15788,6 @@ class Prompt:
         return sorted(slash.complete(word)) if slash and slash.complete else []
 
 
-def history_path(environ):
-    """Return where the lines that were typed are kept."""
-    return os.path.join(config_folder(environ), "history")
-
-
 def hide_codes(prompt):
     r"""Mark the codes of a prompt as taking no room, or readline wraps lines wrongly.
 
@@ -15822,7 +15811,7 @@ def mend(line, encoding):
 
 # =============================================================================
 # 83. Chat -- the prompt with its commands
-#    Uses: Errors, Console, Arguments, Facts, Sessions, Panels, Talk, Prompt
+#    Uses: Errors, Folders, Console, Arguments, Facts, Sessions, Panels, Talk, Prompt
 # =============================================================================
 
 # One table says what a slash means: a command of the shell, with the same words, or a
@@ -15882,7 +15871,7 @@ def chat_command(options, console):
         "/help": Slash(lambda behind: prompt.help(), "", "this help"),
         "/quit": Slash(None, "", "leave"),
     }
-    history = history_path(options.environ)
+    history = os.path.join(config_folder(options.environ), "history")
     prompt = Prompt(console, table, _kept_going(talk.answer), history)
     if console.can_ask:
         console.note(("dim", f"lightrag {__version__}: a question, or /help"))
@@ -16118,12 +16107,12 @@ def sse_frame(name, data):
     b'event: delta\ndata: {"text": "a\\n\\nb"}\n\n'
     """
     head = f"event: {name}\n" if name else ""
-    return f"{head}data: {wire_json(data)}\n\n".encode()
+    return f"{head}data: {json_text(data)}\n\n".encode()
 
 
 def wire_json(data):
-    """Return data as one line of JSON that UTF-8 can encode."""
-    return whole_characters(json.dumps(data, ensure_ascii=False))
+    """Return the bytes of data as one line of JSON."""
+    return json_text(data).encode()
 
 
 def error_json(error, code=""):
@@ -17285,7 +17274,7 @@ class Turnstile:
             with Lock(self.path + ".lock"):
                 count = spent_on(self._kept(), day) + 1
                 record = {"day": day, "questions": count}
-                write_atomic(self.path, [wire_json(record).encode() + b"\n"])
+                write_atomic(self.path, [wire_json(record) + b"\n"])
 
 
 def _day(now_s):
@@ -17524,7 +17513,7 @@ class Visit:
 
     def send_json(self, data, status=200, headers=()):
         """Send one JSON object."""
-        self.send(wire_json(data).encode(), "application/json", status, headers)
+        self.send(wire_json(data), "application/json", status, headers)
 
     def send(self, data, kind, status=200, headers=()):
         """Send a whole answer."""
@@ -18070,7 +18059,7 @@ class Mcp:
 
     def _send(self, message):
         with self._mutex:
-            self.write(wire_json(message).encode() + b"\n")
+            self.write(wire_json(message) + b"\n")
 
 
 def _me():
