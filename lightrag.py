@@ -242,8 +242,7 @@ SENTENCES_PER_CHUNK = 5
 SENTENCES_OVERLAP = 1
 CODE_LINES_PER_CHUNK = 25   # where code has no outline
 
-# Segments
-# Chosen on the judged sets, all languages together (notes/ranking.md).
+# Segments (chosen on the judged sets, all languages together: notes/ranking.md)
 BM25_K1 = 1.0
 BM25_B = 0.8
 REFERENCE_BYTES = 585       # of a chunk that counts as neither long nor short
@@ -296,9 +295,10 @@ NOTEBOOK_OUTPUT_CHARS = 500     # a result or the head of a table, not a log
 # Answers
 EXCERPTS_MAX = 3            # one to three sentences answer; more is reading
 EXCERPT_CHARS_MAX = 400     # a lead-in takes its list along up to this
-ANSWER_COVERAGE_MIN = 0.31  # of the question's weight; see notes/answers.md
+ANSWER_COVERAGE_MIN = 0.19  # of the question's weight; see notes/answers.md
+CHANCE_COVERAGE = 0.0125    # more for each e-fold of chunks: they hold words by chance
 IDF_PRIOR = 4.0             # added to each idf: in a base of few chunks it means little
-DOUBT_WORDS = 1.0           # more words that nobody found: few words prove less
+DOUBT_WORDS = 1.5           # more words that nobody found: few words prove less
 LIGHT_SHARE = 0.3           # of its weight, for a pair of grammar or a word of asking
 NEARLY_AS_GOOD = 0.7        # of the best sentence's score: what else may be shown
 OWN_SHARE = 0.1             # extra for words the sentence holds itself, not its title
@@ -459,7 +459,7 @@ COSINE_MIN = 0.2            # below it a passage is about something else
 FUSION_K = 60               # of reciprocal rank fusion, as its authors chose it
 FUSED_MAX = 50              # of each ranking
 DECISIVE_HITS = 3           # the best by words are looked at
-DECISIVE_COVERAGE = 0.25    # of the question in one of them: then words lead
+DECISIVE_COVERAGE = 0.22    # of the question in one of them: then words lead
 MINOR_WEIGHT = 0.2          # of what does not lead; see notes/hybrid.md
 SAVED_TEXTS = 256           # embedded between two saves: a minute's work at most
 
@@ -586,6 +586,10 @@ ASKING_WORDS = """
 work mean happen use make need want get find call name know define compute calculate
 handle implement function purpose difference differ example type kind way thing many
 much long first main
+"""
+# Words that point at the moment of asking: a text that holds them means another one.
+POINTING_WORDS = """
+today tomorrow yesterday tonight now currently 今天 明天 昨天 今日 明日 昨日 今年 明年 去年 现在 現在 目前
 """
 # A question that matches one of these wants a number or a date; the next match those.
 # The last want a list.
@@ -5397,8 +5401,8 @@ def _is_open(text):
 # word, so that every mark holds by construction.  One number decides all: *coverage*,
 # the share of the question's words, weighed by rarity, that a text and what it stands
 # under (title, headings) hold.  The sentences that cover most are shown; when even
-# they cover less than ANSWER_COVERAGE_MIN, the documents do not answer.  The figure
-# was chosen on question sets, see notes/answers.md.
+# they cover less than coverage_needed, the documents do not answer.  The figures were
+# chosen on question sets, see notes/answers.md.
 
 ANSWER_KINDS = (        # (what asks for it, what it looks like)
     (QUANTITY_PHRASES, QUANTITY_SIGNS),
@@ -5445,11 +5449,16 @@ def extract(question, hits, idf, number=None, near=None):
     ->        Answer, its text verbatim from the hits, a [n] mark after each piece
     """
     coverage, excerpts = best_excerpts(question, hits, idf)
-    if coverage < ANSWER_COVERAGE_MIN:
+    if coverage < coverage_needed(idf):
         excerpts = near(question, hits) if near else []
     if not excerpts:
         return Answer(refusal(question), True)
     return lay_out(excerpts, number)
+
+
+def coverage_needed(idf):
+    """Return the coverage from which on a base answers: the larger it is, the more."""
+    return ANSWER_COVERAGE_MIN + CHANCE_COVERAGE * idf("")
 
 
 def refusal(question):
@@ -5555,15 +5564,16 @@ def _repeats(excerpt, chosen):
 def weighted_words(question, idf):
     """Return [(token, weight)] of a question; covering all of them is 1, less doubt.
 
+    Doubt is one more word that nobody found: a few words prove less than many.
     A word that no document holds weighs most.  IDF_PRIOR keeps that in bounds where
     a few chunks are all there is.
     >>> weighted_words("retry limit", {"retry": 1.0, "limit": 1.0}.get)
-    [('retry', 0.3333333333333333), ('limit', 0.3333333333333333)]
+    [('retry', 0.2857142857142857), ('limit', 0.2857142857142857)]
     """
-    words, light = [], token_set(ASKING_WORDS)
+    words, light = [], token_set(ASKING_WORDS) | token_set(POINTING_WORDS)
     for token, count in question_tokens(question):
         weight = count * (idf(token) + IDF_PRIOR)
-        pair = len(token) == 2 and not GRAMMAR_SIGNS.isdisjoint(token)
+        pair = len(token) <= 2 and not GRAMMAR_SIGNS.isdisjoint(token)
         if pair or token in light:
             weight *= LIGHT_SHARE
         words.append((token, weight))

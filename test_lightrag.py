@@ -3184,15 +3184,15 @@ class Test25Answers(unittest.TestCase):
         def _coverage(question, text, idf=same_idf):
             return lr.best_excerpts(question, [hit_of(text)], idf)[0]
 
-        # idf + 4 each, and the heaviest once more for doubt: 5 + 5 of 5 + 5 + 8 + 8.
+        # idf + 4 each, the heaviest 1.5 times more for doubt: 5 + 5 of 5 + 5 + 8 + 12.
         idf = {"retry": 1.0, "limit": 1.0, "tungsten": 4.0}.get
         covered = _coverage("retry limit tungsten", "The retry limit is three.", idf)
-        self.assertAlmostEqual(covered, 10 / 26)
-        # 触发 发阈 阈值 and one for doubt; 发阈 counts half for each neighbour there is.
-        self.assertAlmostEqual(_coverage("触发阈值", "阈值一到就触发。"), 3 / 4)
-        self.assertAlmostEqual(_coverage("触发阈值", "到了就触发。"), 1.5 / 4)
-        # 水的 weighs 0.3 of 沸点; 的沸, too, and has a neighbour: 1.15 of 1.6 + 1.
-        self.assertAlmostEqual(_coverage("水的沸点", "沸点高。"), 1.15 / 2.6)
+        self.assertAlmostEqual(covered, 10 / 30)
+        # 触发 发阈 阈值 and 1.5 for doubt; 发阈 counts half for each neighbour there is.
+        self.assertAlmostEqual(_coverage("触发阈值", "阈值一到就触发。"), 3 / 4.5)
+        self.assertAlmostEqual(_coverage("触发阈值", "到了就触发。"), 1.5 / 4.5)
+        # 水的 weighs 0.3 of 沸点; 的沸, too, and has a neighbour: 1.15 of 1.6 + 1.5.
+        self.assertAlmostEqual(_coverage("水的沸点", "沸点高。"), 1.15 / 3.1)
 
     def test_refusals(self):
         hit = hit_of("历史压缩的触发阈值默认是 4000 个字符。Retry three times.")
@@ -3324,6 +3324,7 @@ class Test25Answers(unittest.TestCase):
                 ("今天踩了哪些坑？", "3. 把摘要放进系统提示里"),
                 ("火星的首都在哪里？", ""),
                 ("谁是美国总统？", ""),
+                ("明天上海会下雨吗", ""), ("今天天气怎么样？", ""),
                 ("What is the boiling point of tungsten?", ""),
                 ("How do I install Kubernetes?", ""),
             ):
@@ -3334,6 +3335,20 @@ class Test25Answers(unittest.TestCase):
                     if said:
                         first = answer.citations[0].hit
                         self.assertEqual(first.title, "Day 5 学习笔记")
+
+    def test_a_large_base_needs_more_and_a_small_one_less(self):
+        """It holds words of any question by chance; a few notes do not."""
+        small, large = (lr.coverage_needed(lambda token, n=n: n) for n in (3.0, 9.0))
+        self.assertAlmostEqual(large - small, 6 * lr.CHANCE_COVERAGE)
+        base = lr.Knowledge(None)
+        base.add_text("# 周会纪要\n\n时间：3 月 4 日。\n\n参会人：张三、李四。\n", "meeting.md")
+        base.add_text("# 差旅\n\n住宿每晚不超过 400 元。\n", "travel.md")
+        for question, said in (("有哪些人参会？", "张三"), ("谁参会？", "张三"),
+                               ("明天有雨吗？", ""), ("有哪些城市？", "")):
+            with self.subTest(question):
+                answer = lr.extract(question, base.search(question), base.idf)
+                self.assertEqual(answer.refused, not said, answer.text)
+                self.assertIn(said, answer.text)
 
     def test_small_bases_answer_and_refuse(self):
         note = (

@@ -2,15 +2,17 @@
 """Measure when `ask` answers and when it refuses, and choose the threshold.
 
     python3 notes/calibrate.py SETS [--questions 200] [--base zh_faq ...]
+                                    [--documents 40]
 
 SETS is a folder of question sets (NAME/corpus.jsonl.gz, queries.jsonl.gz).  Each set
 in turn is the knowledge base; its own questions ought to be answered, those of other
-sets in the same language refused.  Printed are
+sets in the same language refused.  With --documents the bases are small: parts of a set
+with about so many documents each, and the questions about these.  Printed are
 
     answered   share of its own questions that are answered, at the default threshold
     refused    share of another set's questions that are refused
-    the curve  the least of these shares at other thresholds
-    held back  the threshold that the other bases would choose, and its shares here
+    the curve  the least of these shares where more coverage is needed, or less (room)
+    held back  the room that the other bases would choose, and its shares here
     holds      share of questions whose extract holds a known answer (or, where a set has
                none, shows some of the passage that does), and its mean characters
 """
@@ -39,6 +41,7 @@ OTHERS = {          # base -> the sets whose questions it cannot answer
 WITH_ANSWERS = ("en_squad", "long_en", "long_docs", "long_code", "zh_cmrc", "zh_drcd",
                 "long_zh")
 ANSWERED_AIM, REFUSED_AIM = 0.90, 0.80
+PARTS_MAX = 8       # of a set, as small bases
 
 
 def load_tool(path):
@@ -62,23 +65,38 @@ def sample(folder, most):
     return sorted(read_lines(folder, "queries"), key=_digest)[:most]
 
 
-def build(tool, folder):
-    """Return a knowledge base in memory of a set's documents."""
+def build(tool, folder, only=None):
+    """Return a knowledge base in memory of a set's documents, or those of some ids."""
     base = tool.Knowledge(None)
     for document in read_lines(folder, "corpus"):
         text = document["text"] or document["title"]
-        if text.strip():
+        if text.strip() and (only is None or document["id"] in only):
             base.add_text(text, source=document["id"], title=document["title"] or "")
     return base
 
 
+def parts(tool, folder, questions, documents):
+    """Yield (knowledge base, the questions about it): the whole set, or small parts."""
+    if not documents:
+        yield build(tool, folder), questions
+        return
+    judged, ids, asked, made = tool.read_set(folder).judgements, set(), [], 0
+    for question in questions:
+        ids |= set(list(judged.get(question["id"], ()))[:2])
+        asked.append(question)
+        if len(ids) >= documents and made < PARTS_MAX:
+            yield build(tool, folder, ids), asked
+            ids, asked, made = set(), [], made + 1
+
+
 def extracts(tool, base, questions):
-    """Yield (coverage, Answer) of questions, whether or not it would be shown."""
+    """Yield (room, Answer) of questions: its coverage, less what is needed."""
+    needed = tool.coverage_needed(base.idf)
     for question in questions:
         hits = base.search(question["text"], tool.HITS)
         coverage, excerpts = tool.best_excerpts(question["text"], hits, base.idf)
         shown = tool.lay_out(excerpts) if excerpts else tool.Answer("", True)
-        yield coverage, shown
+        yield coverage - needed, shown
 
 
 def holds(question, answer):
@@ -92,8 +110,8 @@ def holds(question, answer):
 
 
 def share(rows, threshold, answered):
-    """Return the share of coverages on one side of a threshold."""
-    return sum((coverage >= threshold) == answered for coverage in rows) / len(rows)
+    """Return the share of rooms on one side of a threshold."""
+    return sum((room >= threshold) == answered for room in rows) / max(1, len(rows))
 
 
 def worst(tables, threshold):
@@ -111,37 +129,38 @@ def choose(tables):
         # A point of what is answered is worth two of what is refused: the aims leave
         # 10 points of loss for the one and 20 for the other.
         return min((answered - ANSWERED_AIM) / 0.1, (refused - REFUSED_AIM) / 0.2)
-    return max((i / 100 for i in range(15, 70)), key=_room)
+    return max((i / 100 for i in range(-16, 40)), key=_room)
 
 
-def print_shares(tool, sets, bases, questions):
+def print_shares(tool, sets, bases, questions, documents):
     """Print what each base answers and refuses; -> {base: (own, {other: foreign})}."""
-    tables, threshold = {}, tool.ANSWER_COVERAGE_MIN
-    print(f"threshold {threshold}\nbase          answered  refused")
+    tables = {}
+    print("base          answered  refused")
     for name in bases:
-        base = build(tool, os.path.join(sets, name))
-        own, *foreign = (
-            [coverage for coverage, _ in extracts(tool, base, questions(asked))]
-            for asked in (name, *OTHERS[name])
-        )
-        tables[name] = own, dict(zip(OTHERS[name], foreign))
-        refused = "  ".join(f"{other} {share(rows, threshold, False):.3f}"
-                            for other, rows in tables[name][1].items())
-        print(f"{name:13} {share(own, threshold, True):8.3f}  {refused}", flush=True)
+        own, foreign = [], {other: [] for other in OTHERS[name]}
+        folder = os.path.join(sets, name)
+        for base, asked in parts(tool, folder, questions(name), documents):
+            own += [room for room, _ in extracts(tool, base, asked)]
+            for other, rows in foreign.items():
+                rows += [room for room, _ in extracts(tool, base, questions(other))]
+        tables[name] = own, foreign
+        refused = "  ".join(f"{other} {share(rows, 0.0, False):.3f}"
+                            for other, rows in foreign.items())
+        print(f"{name:13} {share(own, 0.0, True):8.3f}  {refused}", flush=True)
     return tables
 
 
 def print_curve(tables):
     """Print the worst shares at each threshold, and what held-back bases get."""
-    print("\nthreshold  least answered  least refused")
-    for i in range(20, 62, 2):
+    print("\n     room  least answered  least refused")
+    for i in range(-12, 14, 2):
         answered, refused = worst(tables.values(), i / 100)
-        print(f"{i / 100:9.2f}  {answered:14.3f}  {refused:13.3f}")
-    print(f"chosen: {choose(tables.values()):.2f}\n\nheld back   chosen  answered  refused")
+        print(f"{i / 100:+9.2f}  {answered:14.3f}  {refused:13.3f}")
+    print(f"chosen: {choose(tables.values()):+.2f}\n\nheld back   chosen  answered  refused")
     for name, table in tables.items():
         chosen = choose([tables[other] for other in tables if other != name])
         answered, refused = worst([table], chosen)
-        print(f"{name:13} {chosen:.2f}  {answered:8.3f}  {refused:7.3f}")
+        print(f"{name:13} {chosen:+.2f}  {answered:8.3f}  {refused:7.3f}")
 
 
 def print_holds(tool, sets, questions):
@@ -163,6 +182,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("sets")
     parser.add_argument("--questions", type=int, default=200)
+    parser.add_argument("--documents", type=int, default=0)
     parser.add_argument("--base", nargs="*", default=list(OTHERS))
     parser.add_argument("--tool", default=os.path.join(HERE, "..", "lightrag.py"))
     options = parser.parse_args()
@@ -171,8 +191,10 @@ def main():
         return sample(os.path.join(options.sets, name), options.questions)
 
     tool = load_tool(options.tool)
-    print_curve(print_shares(tool, options.sets, options.base, _questions))
-    print_holds(tool, options.sets, _questions)
+    print_curve(print_shares(tool, options.sets, options.base, _questions,
+                             options.documents))
+    if not options.documents:
+        print_holds(tool, options.sets, _questions)
 
 
 if __name__ == "__main__":

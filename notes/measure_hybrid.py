@@ -168,7 +168,7 @@ def outcome(tool, hybrid, question):
     """Return 10 when words answer a question, else the lead of a hit that could."""
     hits = hybrid.search(question, tool.HITS)
     coverage, _ = tool.best_excerpts(question, hits, hybrid.knowledge.idf)
-    if coverage >= tool.ANSWER_COVERAGE_MIN:
+    if coverage >= tool.coverage_needed(hybrid.knowledge.idf):
         return 10.0
     shown, leads = {(hit.source, hit.chunk) for hit in hits}, [0.0]
     for place, (_, lead) in hybrid.leaders.items():
