@@ -5564,7 +5564,6 @@ def _repeats(excerpt, chosen):
 def weighted_words(question, idf):
     """Return [(token, weight)] of a question; covering all of them is 1, less doubt.
 
-    Doubt is one more word that nobody found: a few words prove less than many.
     A word that no document holds weighs most.  IDF_PRIOR keeps that in bounds where
     a few chunks are all there is.
     >>> weighted_words("retry limit", {"retry": 1.0, "limit": 1.0}.get)
@@ -13330,7 +13329,7 @@ class Agent:
 
 # =============================================================================
 # 64. Evaluation -- run judged sets and golden cases
-#    Uses: Settings, Errors, Prose, Metrics, Golden, Files, Knowledge
+#    Uses: Settings, Errors, Prose, Metrics, Golden, Plots, Files, Knowledge
 # =============================================================================
 
 # What is evaluated is handed in: search is (question, k) -> [Hit], ask is
@@ -13429,6 +13428,18 @@ def run_set(judged, search, progress=None):
     return mean_of(rows)
 
 
+def fewer_questions(judged, most):
+    """Return a set with some of its questions, the same ones each time, or all."""
+    import hashlib
+
+    def _digest(name):
+        return hashlib.md5(name.encode("utf-8"), usedforsecurity=False).digest()
+
+    chosen = set(sorted(judged.questions, key=_digest)[:most])
+    kept = {name: text for name, text in judged.questions.items() if name in chosen}
+    return judged._replace(questions=kept)
+
+
 def run_cases(cases, ask, pause=None, progress=None):
     """Ask the questions of cases; -> rows of {"id", "passed", "reason"}.
 
@@ -13447,6 +13458,18 @@ def run_cases(cases, ask, pause=None, progress=None):
         if progress:
             progress(number, len(cases), case.name)
     return rows
+
+
+def write_report(path, cases, metrics):
+    """Write an evaluation as one page."""
+    page = report_page("Evaluation", cases, metrics)
+    write_atomic(path, [page.encode("utf-8")])
+
+
+def write_recording(path, recording):
+    """Write what a model said: {case: turns}."""
+    data = json.dumps(recording, ensure_ascii=False, indent=1) + "\n"
+    write_atomic(path, [whole_characters(data).encode("utf-8")])
 
 
 def passed_shares(cases, rows):
@@ -14121,6 +14144,9 @@ def open_model(settings, consent):
 # address, and for vectors with how much it is.
 
 
+HELPERS = ("rerank", "expand", "language")      # as search_helpers returns them
+
+
 def use_meaning(knowledge, options, console):
     """Let a knowledge base be searched by meaning and with models, as is set up."""
     settings = settings_of(options)
@@ -14160,6 +14186,31 @@ def search_helpers(knowledge, settings, options, console):
     return rerank, expand, settings.own_language
 
 
+def searches_of(knowledge, home, options, console):
+    """Yield (setting, search): by words, then by whatever is set up.
+
+    home    where the vectors of a Knowledge in memory are kept
+    Raises  LightragError where a setting cannot be used; a search may, too
+    """
+    yield "words", knowledge.search
+    settings, vectors, embedder = settings_of(options), None, None
+
+    def _fail(sentence):
+        raise ModelError(sentence)
+
+    if settings.embedding_base_url:
+        make_vectors(knowledge, options, console, home)
+        vectors, embedder = load_vectors(home)[0], Embedder(settings)
+        for mode in ("vectors", "hybrid"):
+            yield mode, Hybrid(knowledge, vectors, embedder, mode, _fail).search
+    helpers = search_helpers(knowledge, settings, options, console)
+    names = [name for name, helper in zip(HELPERS, helpers) if helper]
+    if names:
+        setting = "+".join(["hybrid" if vectors else "words", *names])
+        helped = Hybrid(knowledge, vectors, embedder, "hybrid", _fail, *helpers)
+        yield setting, helped.search
+
+
 def open_subjects(consent, options):
     """Return the Subjects of the model that is set up; asks before texts are sent."""
     def _ask(address, what):
@@ -14169,13 +14220,15 @@ def open_subjects(consent, options):
     return Subjects(settings_of(options), _ask)
 
 
-def make_vectors(knowledge, options, console):
+def make_vectors(knowledge, options, console, home=""):
     """Ask, then embed what has no vector; -> (texts embedded, texts that cannot be).
 
-    Raises DeniedError when nobody said yes, and as Embedder.embed does
+    home    where the vectors are kept, if not beside knowledge.json
+    Raises  DeniedError when nobody said yes, and as Embedder.embed does
     """
     rows, embedder = texts_of(knowledge), Embedder(settings_of(options))
-    vectors = starting_vectors(knowledge.home, embedder.model, options.again)
+    home = home or knowledge.home
+    vectors = starting_vectors(home, embedder.model, options.again)
     texts = list(lacking_texts(vectors, rows).values())
     if texts:
         size = readable_size(sum(len(text.encode("utf-8")) for text in texts))
@@ -14186,7 +14239,7 @@ def make_vectors(knowledge, options, console):
         if reason:
             raise DeniedError(f"nothing was embedded: {reason}")
     vectors.stamp = knowledge.stamp
-    save = partial(save_vectors, knowledge.home)
+    save = partial(save_vectors, home)
     bad = embed_missing(vectors, rows, embedder, save, console.progress)
     return len(texts) - bad, bad
 
@@ -15491,7 +15544,7 @@ class Talk:
 
 # =============================================================================
 # 81. Grading -- the command that evaluates
-#    Uses: Errors, Prose, Golden, Plots, Files, Evaluation, Replay, Setup, Asking
+#    Uses: Errors, Prose, Golden, Evaluation, Replay, Meaning, Intake, Setup, Asking
 # =============================================================================
 
 # A word is a golden file or the folder of a judged set.  Cases are asked of the
@@ -15514,8 +15567,7 @@ def eval_command(options, console):
               "metrics": metrics}
     worse = regressions(read_json(options.baseline), result) if options.baseline else []
     if options.html:
-        page = report_page("Evaluation", cases, metrics)
-        write_atomic(options.html, [page.encode("utf-8")])
+        write_report(options.html, cases, metrics)
     if options.json:
         console.emit({**result, "regressions": worse} if options.baseline else result)
     else:
@@ -15526,14 +15578,25 @@ def eval_command(options, console):
 
 
 def eval_set(folder, options, console):
-    """Return (name, {setting: figures}) of a judged set."""
-    judged = read_set(folder)
-    knowledge = knowledge_of(judged)
+    """Return (name, {setting: figures}) of a judged set.
 
-    def _search(question, k):
-        return knowledge.search(question, k)
-
-    return judged.name, {"words": run_set(judged, _search, console.progress)}
+    Where a setting cannot be measured, those before it stand, with a notice.
+    """
+    judged, figures = read_set(folder), {}
+    name, knowledge = judged.name, knowledge_of(judged)
+    base = open_knowledge(options, console)
+    home, knowledge.root = os.path.join(base.home, "eval", name), base.root
+    if options.questions:
+        judged = fewer_questions(judged, options.questions)
+    try:
+        for setting, search in searches_of(knowledge, home, options, console):
+            figures[setting] = run_set(judged, search, console.progress)
+    except LightragError as error:
+        if not figures:
+            raise
+        done = ", ".join(figures)
+        console.warn(f"{name} was measured by {done} alone: {error}")
+    return name, figures
 
 
 def eval_cases(path, options, console):
@@ -15554,8 +15617,7 @@ def eval_cases(path, options, console):
         cases = asked
     rows = run_cases(cases, ask, pause, console.progress)
     if options.record:
-        data = json.dumps(recording, ensure_ascii=False, indent=1) + "\n"
-        write_atomic(options.record, [whole_characters(data).encode("utf-8")])
+        write_recording(options.record, recording)
     name = os.path.splitext(os.path.basename(path))[0]
     return name, rows, {setting: passed_shares(cases, rows)}
 
@@ -15596,9 +15658,9 @@ def show_evaluation(result, console):
         for setting, values in settings.items():
             if tuple(values) != head:
                 head = tuple(values)
-                console.say(("dim", f"{'set':<14} {'setting':<12} "
+                console.say(("dim", f"{'set':<14} {'setting':<14} "
                              + " ".join(f"{key:>8}" for key in head)))
-            console.say(f"{one_line(name, 14):<14} {setting:<12} "
+            console.say(f"{one_line(name, 14):<14} {setting:<14} "
                         + " ".join(f"{value:>{max(8, len(key))}.3f}"
                                    for key, value in values.items()))
 
@@ -18184,6 +18246,7 @@ COMMANDS = {
         (NUMBER, YES, *RULES, ADDING,
          Option(("--filter",), "WORD", "only cases with it in id, type or question",
                 repeated=True),
+         Option(("--questions",), "N", "so many of each judged set at most", least=1),
          Option(("--pace",), "N", "questions a minute at most", least=1),
          Option(("--baseline",), "FILE", "an earlier --json: fail where it was better"),
          Option(("--record",), "FILE", "keep what the model says"),

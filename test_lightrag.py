@@ -8656,6 +8656,17 @@ class Test64Evaluation(Folder):
         with self.assertRaises(lr.UsageError):
             lr.read_set(self.root)
 
+    def test_fewer_questions_are_the_same_each_time(self):
+        names = [f"q{n}" for n in range(50)]
+        questions = {name: "?" for name in names}
+        judged = lr.JudgedSet("s", [], questions, {})
+        some = [list(lr.fewer_questions(judged, n).questions) for n in (5, 10, 50, 99)]
+        self.assertEqual([len(part) for part in some], [5, 10, 50, 50])
+        self.assertTrue(set(some[0]) < set(some[1]))
+        self.assertNotEqual(some[1], names[:10])
+        for part in some:
+            self.assertEqual(part, [name for name in names if name in part])
+
     def test_an_error_fails_its_case_alone(self):
         expect = {"type": "refuses"}
         cases = [lr.Case("a", "?", expect), lr.Case("b", "?", expect)]
@@ -9880,6 +9891,39 @@ class Test81Grading(unittest.TestCase):
         self.assertRegex(out, r"tiny +words +1\.000 +1\.000 +0\.750 +0\.750 +1\.000")
         with open(page, encoding="utf-8") as file:
             self.assertIn("<td>tiny</td><td>words</td>", file.read())
+
+    def test_a_set_is_measured_by_every_setting_at_hand(self):
+        folder = judged_folder(os.path.join(self.project.root, "tiny"))
+        page = os.path.join(self.project.root, "report.html")
+        server = EmbeddingServer(self)
+        self.project.environ.update(EMBEDDING_BASE_URL=server.address,
+                                    EMBEDDING_MODEL="e5-x")
+        code, out, err = self.project.call("eval", folder)
+        self.assertEqual((code, server.requests), (0, []))
+        self.assertIn("tiny was measured by words alone: nothing was embedded", err)
+        code, data = self.project.data("eval", folder, "-y", "--html", page)
+        self.assertEqual((code, list(data["metrics"]["tiny"])),
+                         (0, ["words", "vectors", "hybrid"]))
+        with open(page, encoding="utf-8") as file:
+            shown = file.read()
+        for setting in ("words", "vectors", "hybrid"):
+            self.assertIn(f"<td>tiny</td><td>{setting}</td>", shown)
+        self.assertEqual(shown.count("<rect"), 3 * len(data["metrics"]["tiny"]["words"]))
+        texts = [len(body["input"]) for body in server.requests]
+        self.assertEqual(texts, [3, 1, 1])      # the documents, then each question once
+        self.assertEqual(self.project.data("eval", folder, "--questions", "1")[1]
+                         ["metrics"]["tiny"].keys(), data["metrics"]["tiny"].keys())
+        self.assertEqual(len(server.requests), 4)   # the documents' vectors were kept
+        server.refuse = lambda body: 400
+        code, out, err = self.project.call("eval", folder)
+        self.assertEqual(code, 0)
+        self.assertIn("tiny was measured by words alone", err)
+        self.assertNotIn("vectors", out)
+        self.assertEqual(self.sources_at_hand(), ["notes/day5.md", "notes/planner.md"])
+
+    def sources_at_hand(self):
+        """The sources in the knowledge base, which no set may enter."""
+        return [row["source"] for row in self.project.data("list")[1]["documents"]]
 
     def test_what_a_model_said_is_recorded_and_replayed(self):
         def _play(request):
