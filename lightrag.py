@@ -143,7 +143,7 @@ import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter, namedtuple
-from functools import cache, cached_property, lru_cache, partial, wraps
+from functools import cache, cached_property, lru_cache, partial
 from itertools import accumulate, chain, compress, islice
 from itertools import count as counting
 from operator import add, itemgetter, mul
@@ -251,16 +251,17 @@ TITLE_WEIGHT = 3            # a token of the title counts as so many of the text
 HEADING_WEIGHT = 1.0        # most chunks begin with their heading, so it counts twice
 LEAD_WEIGHT = 0.2           # added to a token among the first of its chunk
 LEAD_TOKENS = 30
-SEGMENT_MAGIC = b"LRAGSEG3"
+SEGMENT_MAGIC = b"LRAGSEG4"
 BLOCK_BYTES = 1 << 14       # checked at once, in about 10 microseconds
+RELEASE_VIEWS = 32          # the system maps up to 2 MB for each; releasing costs 30 us
 TERMS_PER_BUCKET = 16       # of one range of CRC32
 TERMS_KEPT = 4096           # found of late: questions share their small words
 DENSE_SHARE = 16            # a term in more than 1/16 of the units has a row of bytes
+BITS_SHARE = 128            # and in more than 1/128 a bit a unit beside its postings
+BITS_KEPT = 256             # integers with a bit a unit: 3 MB for 100,000 units
 
 # Pruning
-RARE_UNITS = 48             # a list of postings this short is read without asking why
-PROMISE_UNITS = 1000        # reading so many costs more than scoring k units complete
-CANDIDATES = 100            # from so many on it pays to know first what they must beat
+GRAINS = 16                 # of a token's bound on average: 64 prune no better
 BISECTION_COST = 6          # looking up one unit costs as much as reading 6 postings
 
 # Ranking
@@ -268,7 +269,7 @@ HITS = 4                    # passages a question gets when nobody says otherwis
 SIGN_SHARE = 0.15           # of a pair's weight that each of its signs gets beside it
 RARITY_POWER = 1.15         # of idf: rare words say a little more than BM25 has it
 COHESION_SHARE = 0.4        # of a pair's weight that hangs on its being a word
-FINALISTS = 20              # so many are looked at once more; 100 are no better
+FINALISTS = 8               # at least, and two for each hit, are looked at once more
 NEIGHBOUR_SHARE = 0.2       # of the mean of two words, when they stand side by side
 FORM_SHARE = 0.12           # of a word, when it stands in the very form of the question
 WEIGHT_UNITS = 256          # that make a token's weight of 1.0: scores are integers
@@ -402,7 +403,6 @@ MAP_MAGIC = b"LRAGMAP1"
 
 # Knowledge
 READ_TRIES = 3              # others may replace the file while it is read
-RELAX_SEARCHES = 32         # each time costs 0.3 ms of mapping the pages again
 
 # Ingest
 NAMED_MAX = 5               # sources named in the question before "and n more"
@@ -2611,7 +2611,7 @@ class Sealed:
     """
 
     def __init__(self, buffer, magic):
-        self.buffer, self._checked = memoryview(buffer), set()
+        self.buffer, self._checked, self._views = memoryview(buffer), set(), 0
         if len(self.buffer) < HEADER.size + COUNT.size:
             raise DamageError("An index file is too short")
         header = bytes(self.buffer[: HEADER.size])
@@ -2636,7 +2636,18 @@ class Sealed:
                 if zlib.crc32(data) != self._sums[block]:
                     raise DamageError("A block of an index file is damaged")
                 self._checked.add(block)
+        self._views += 1
+        if self._views % RELEASE_VIEWS == 0:
+            self.release()
         return self.buffer[start:end]
+
+    def release(self):
+        """Give back the mapped pages; views stay good, and the system keeps them."""
+        pages = self.buffer.obj
+        if hasattr(pages, "madvise"):       # a map, and not on Windows
+            import mmap
+
+            pages.madvise(mmap.MADV_DONTNEED)
 
 
 # =============================================================================
@@ -2645,10 +2656,9 @@ class Sealed:
 # =============================================================================
 
 # A unit is a chunk as the ranking counts them; the impact of a token in it is BM25F's
-# saturated frequency against a fixed reference length, rounded to a byte.  Rounding is
-# part of the definition of the score.  Because the reference is fixed and impacts hold
-# no idf, no segment depends on another, and two are joined without reading any text.
-# Source: Robertson & Zaragoza 2009, sections 3.4 to 3.6.
+# saturated frequency (Robertson & Zaragoza 2009, 3.4 to 3.6) against a fixed reference
+# length, rounded to a byte, which is part of the definition of the score.  No impact
+# holds an idf, so no segment depends on another, and two are joined without texts.
 #
 #     first unit of each document | directory | buckets | postings | rows
 #            | where the traces of each unit begin | traces
@@ -2656,9 +2666,9 @@ class Sealed:
 # A bucket holds the terms of one range of CRC32: their numbers, then their names.  A
 # posting is impact << 24 | unit, so that a stride of bytes parts the two at memory
 # speed.  A term in more than one unit of 16 has no postings but a row, a byte a unit,
-# where any unit is looked up at once.  Traces tell in what form a unit has
-# the words of a question, and which two side by side; with positions, which take ten
-# times the room, the judged sets came out the same.
+# where any unit is looked up at once.  Behind the postings of a term in more than one
+# of 128, and behind a row, comes a bit a unit.  Traces tell in what form a unit has the
+# words of a question, and which two side by side.
 
 TERM = struct.Struct("=IIB")
 HIGH_BYTE = COUNT.pack(1 << 24).index(1)    # where the impact of a posting stands
@@ -2700,34 +2710,30 @@ class _Impacts(dict):
         return value
 
 
-def _without_collector(build):
-    """Make a function run while the cyclic garbage collector rests.
+@contextlib.contextmanager
+def collector_at_rest():
+    """Keep the cyclic garbage collector from running, in a block or a function.
 
-    It would look through hundreds of thousands of arrays again and again, and find
-    nothing: a quarter of the time of a build.
+    Over a build it would look through hundreds of thousands of arrays again and again,
+    and find nothing: a quarter of the time.
     """
-    @wraps(build)
-    def _rested(*arguments):
-        was_on = gc.isenabled()
-        gc.disable()
-        try:
-            return build(*arguments)
-        finally:
-            if was_on:
-                gc.enable()
-
-    return _rested
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
-@_without_collector
+@collector_at_rest()
 def build_segment(documents):
     """Return a segment, as bytes, of [(title, text, chunks)]."""
     firsts, marks = array("I", [0]), []
     postings = {}       # token -> posting, or an array of them when it has more
     impacts = {}        # length of a unit -> _Impacts
     known = postings.get
-    counted = _count_units(documents, firsts, marks)
-    for unit, (counts, length) in enumerate(counted):
+    for unit, (counts, length) in enumerate(_count_units(documents, firsts, marks)):
         if length not in impacts:
             impacts[length] = _Impacts(length)
         high = impacts[length]
@@ -2775,7 +2781,7 @@ def _count_field(text):
     return Counter(found), length, traces_of(words, found), found
 
 
-@_without_collector
+@collector_at_rest()
 def merge_segments(segments):
     """Return one segment, as bytes, of the live documents; no text is read again."""
     firsts, marks, merged = array("I", [0]), [], {}
@@ -2809,14 +2815,18 @@ def _pack_segment(firsts, terms, marks):
         if held.__class__ is int or len(held) == 1:
             posting = held if held.__class__ is int else held[0]
             numbers.append(TERM.pack(posting, 1, posting >> 24))
-        elif len(held) * DENSE_SHARE > units:
-            numbers.append(TERM.pack(len(rows), len(held), max(held) >> 24))
-            rows.append(bytearray(units))
-            for unit, value in zip(*_part(held)):
-                rows[-1][unit] = value
+            continue
+        where, (held_by, impacts) = len(postings), _part(held)
+        if len(held) * DENSE_SHARE > units:
+            where, row = len(rows), bytearray(units)
+            for unit, value in zip(held_by, impacts):
+                row[unit] = value
+            rows.append(row + packed_bits(held_by, units))
         else:
-            numbers.append(TERM.pack(len(postings), len(held), max(held) >> 24))
             postings.extend(held)
+            if len(held) * BITS_SHARE > units:
+                postings.frombytes(packed_bits(held_by, units))
+        numbers.append(TERM.pack(where, len(held), max(impacts)))
     directory, table = array("I", [0]), bytearray()
     for names, numbers in buckets:
         table += b"".join([COUNT.pack(len(names)), *numbers, b"\n".join(names)])
@@ -2828,8 +2838,16 @@ def _pack_segment(firsts, terms, marks):
     return seal(SEGMENT_MAGIC, counts, parts)
 
 
+def packed_bits(held_by, units):
+    """Return a bit for each of so many units, set where held, in words of 32."""
+    packed = bytearray(-(-units // 32) * 4)
+    for unit in held_by:
+        packed[unit >> 3] |= 1 << (unit & 7)
+    return packed
+
+
 def _part(postings):
-    """Part postings into (array of units, bytes of impacts)."""
+    """Return (array of units, bytes of impacts)."""
     units = bytearray(postings)
     impacts = bytes(units[HIGH_BYTE::4])
     units[HIGH_BYTE::4] = bytes(len(impacts))
@@ -2848,14 +2866,16 @@ class Segment(Sealed):
     def __init__(self, buffer, numbers, dead=(), name=""):
         super().__init__(buffer, SEGMENT_MAGIC)
         self.numbers, self.dead, self.name = numbers, set(dead), name
-        self._found, self._firsts = {}, None    # what find and firsts gave of late
+        self._found, self._bits = {}, {}        # what find and bits gave of late
         self.documents, self.units, self.buckets, postings, rows = self.counts
+        self.bits_bytes = -(-self.units // 32) * 4
         self.directory = HEADER.size + COUNT.size * (self.documents + 1)
         self.table = self.directory + COUNT.size * (self.buckets + 1)
         table_end = self.view(self.table - COUNT.size, self.table)
         self.packed = self.table + COUNT.unpack(table_end)[0]
         self.rows = self.packed + COUNT.size * postings
-        self.ends = self.rows + rows * self.units
+        self.row_bytes = self.units + self.bits_bytes
+        self.ends = self.rows + rows * self.row_bytes
         self.marks = self.ends + COUNT.size * (self.units + 1)
         if len(numbers) != self.documents:
             raise DamageError("An index file belongs to other documents")
@@ -2896,8 +2916,29 @@ class Segment(Sealed):
         """Return the impact in every unit, a byte each, of a dense term; else None."""
         if term.units == 1 or term.units * DENSE_SHARE <= self.units:
             return None
-        at = self.rows + term.where * self.units
+        at = self.rows + term.where * self.row_bytes
         return self.view(at, at + self.units)
+
+    def bits(self, term):
+        """Return an integer with bit u set where unit u holds the term."""
+        if term not in self._bits:
+            if len(self._bits) == BITS_KEPT:
+                self._bits.clear()
+            self._bits[term] = self._read_bits(term)
+        return self._bits[term]
+
+    def _read_bits(self, term):
+        if term.units * BITS_SHARE <= self.units or term.units == 1:
+            return self.bits_of(self.postings(term)[0])
+        if term.units * DENSE_SHARE > self.units:
+            at = self.rows + (term.where + 1) * self.row_bytes - self.bits_bytes
+        else:
+            at = self.packed + 4 * (term.where + term.units)
+        return int.from_bytes(self.view(at, at + self.bits_bytes), "little")
+
+    def bits_of(self, units):
+        """Return an integer with the bits of some units set."""
+        return int.from_bytes(packed_bits(units, self.units), "little")
 
     def postings(self, term):
         """Return (units, impacts) of a term, two sequences in order of units."""
@@ -2916,22 +2957,19 @@ class Segment(Sealed):
         start, end = self.view(at, at + 2 * COUNT.size).cast("I")
         return self.view(self.marks + start, self.marks + end).cast("H")
 
+    @cached_property
     def firsts(self):
-        """Return the first unit of each document, and the end."""
-        if self._firsts is None:
-            self._firsts = self.view(HEADER.size, self.directory).cast("I")
-        return self._firsts
+        """The first unit of each document, and the end."""
+        return self.view(HEADER.size, self.directory).cast("I")
 
     def place(self, unit):
         """Return (number, index of the chunk) of a unit."""
-        firsts = self.firsts()
-        document = bisect_right(firsts, unit) - 1
-        return self.numbers[document], unit - firsts[document]
+        document = bisect_right(self.firsts, unit) - 1
+        return self.numbers[document], unit - self.firsts[document]
 
     def units_of(self, document):
         """Return the range of units of a document, counted within the segment."""
-        at = HEADER.size + 4 * document
-        return range(*self.view(at, at + 8).cast("I"))
+        return range(self.firsts[document], self.firsts[document + 1])
 
     def drop(self, document):
         """Let go of one local document."""
@@ -2967,18 +3005,129 @@ class Segment(Sealed):
 #    Uses: Settings, Segments
 # =============================================================================
 
-# Rare tokens are read first, and every unit that holds one is scored so far; once the
-# tokens left cannot lift a unit not yet seen over the k-th best, they are only looked
-# up for the units still in the race.  Units can tie, so nothing that reaches the k-th
-# best is dropped.  Source: Turtle & Flood 1995 (MaxScore).
+# First it is worked out what each unit could score at most, were its impacts the
+# highest that its tokens have: for all units at once, by a few operations on integers
+# with a bit a unit.  The k units with the most are scored, which gives a score to beat;
+# what cannot reach it is never looked at.  Units can tie, so nothing that reaches the
+# k-th best is dropped.  Sources: O'Neil & Quass 1997 (bit-sliced index), Turtle & Flood
+# 1995 (MaxScore: the bounds, and dropping what the tokens left cannot lift).
 
 
-def wanted_units(segment, wanted):
-    """Return the live units of the documents whose number is wanted."""
-    return [
-        unit for document, number in enumerate(segment.numbers)
-        if number != GONE and wanted(number) for unit in segment.units_of(document)
-    ]
+FLAGS = b"\0" + b"\1" * 255       # to find the bytes that are not nil at once
+
+
+def best_units(segment, cursors, k, least, allowed=None):
+    """Return [(score, unit)] of all units that may be among the best k, ties too.
+
+    cursors  of the query's tokens that the segment has
+    least    int >= 1, the score that is needed
+    allowed  None, or the only units that count
+    """
+    cursors = sorted(cursors, key=lambda cursor: cursor.term.units)
+    bounds = Bounds(segment, cursors, allowed)
+    leaders = scored(bounds.leaders(k), cursors, 1)
+    least = max(least, kth_best(leaders, k))
+    reached = scored(bounds.reaching(least), cursors, least)
+    least = max(least, kth_best(reached, k))
+    return [(score, unit) for unit, score in reached.items() if score >= least]
+
+
+def scored(units, cursors, least):
+    """Return {unit: score}, without units that are seen not to reach the least."""
+    # What the tokens from each on can give at most.
+    bounds = [cursor.bound for cursor in reversed(cursors)]
+    ahead = [*accumulate(bounds, initial=0)][::-1]
+    scores = dict.fromkeys(units, 0)
+    for rest, cursor in zip(ahead, cursors):
+        if rest < least:
+            scores = {u: score for u, score in scores.items() if score + rest >= least}
+        cursor.look_up(scores)
+    return scores
+
+
+def kth_best(scores, k):
+    """Return the k-th best of the scores, 0 where there are fewer."""
+    return heapq.nlargest(k, scores.values())[-1] if len(scores) >= k else 0
+
+
+class Bounds:
+    """What the units of a segment can score at most, counted in grains.
+
+    slices  of the bounds: bit u of slices[i] is bit i of the bound of unit u
+    held    the units that count and hold a token at all, a bit each
+    """
+
+    def __init__(self, segment, cursors, allowed=None):
+        self.segment = segment
+        total = sum(cursor.bound for cursor in cursors)
+        self.grain = max(1, total // (GRAINS * max(1, len(cursors))))
+        counts = [-(-cursor.bound // self.grain) for cursor in cursors]
+        self.slices, self.held = [0] * sum(counts).bit_length(), 0
+        for cursor, count in zip(cursors, counts):
+            bits = segment.bits(cursor.term)
+            self.held |= bits
+            self._add(bits, count)
+        if allowed is not None:
+            self.held &= segment.bits_of(allowed)
+        if segment.dead:
+            self.held &= ~segment.bits_of(segment.dead)
+
+    def _add(self, bits, count):
+        """Add a count to the bounds of some units: binary addition, carry by carry."""
+        for i in range(count.bit_length()):
+            carry = bits if count >> i & 1 else 0
+            while carry:
+                held = self.slices[i]
+                self.slices[i], carry = held ^ carry, held & carry
+                i += 1
+
+    def reaching(self, score):
+        """Return the units whose bound is not below a score >= 1, in order."""
+        grains = -(-score // self.grain)
+        above, equal = 0, 0 if grains >> len(self.slices) else self.held
+        for i in reversed(range(len(self.slices))):
+            both = equal & self.slices[i]
+            if grains >> i & 1:
+                equal = both
+            else:
+                above |= both
+                equal ^= both
+        return units_of(above | equal)
+
+    def leaders(self, k):
+        """Return k units whose bounds no other exceeds; all when there are fewer."""
+        above, equal = 0, self.held
+        for bits in reversed(self.slices):
+            both = equal & bits
+            if count_bits(above | both) >= k:
+                equal = both
+            else:
+                above |= both
+                equal ^= both
+        return units_of(above | equal)[:k]
+
+
+def units_of(bits):
+    """Return the units whose bits are set, in order."""
+    packed, units = bits.to_bytes(-(-bits.bit_length() // 8), "little"), []
+    flags = packed.translate(FLAGS)
+    at = flags.find(1)
+    while at >= 0:
+        byte = packed[at]
+        while byte:
+            last = byte & -byte
+            units.append(8 * at + last.bit_length() - 1)
+            byte ^= last
+        at = flags.find(1, at + 1)
+    return units
+
+
+def count_bits(bits):
+    """Return how many bits are set; before Python 3.10 perhaps fewer."""
+    if hasattr(bits, "bit_count"):
+        return bits.bit_count()
+    packed = bits.to_bytes(-(-bits.bit_length() // 8), "little")
+    return len(packed) - packed.count(0)
 
 
 class Cursor:
@@ -2989,39 +3138,6 @@ class Cursor:
         self.bound = term.highest * weight      # the most it can give to a unit
         self.row, self._postings = segment.row(term), None
 
-    def postings(self):
-        """Return (units, impacts), read once."""
-        if self._postings is None:
-            self._postings = self.segment.postings(self.term)
-        return self._postings
-
-    def add_all(self, scores):
-        """Add what the token gives to every live unit that holds it."""
-        units, impacts = self.postings()
-        gains = zip(units, map(self.weight.__mul__, impacts))
-        if scores:
-            known = scores.get
-            for unit, gain in gains:
-                scores[unit] = known(unit, 0) + gain
-        else:
-            scores.update(gains)
-        if self.segment.dead:
-            for unit in self.segment.dead.intersection(units):
-                del scores[unit]
-
-    def add_strong(self, scores, floor):
-        """As add_all, but let in no unit whose impact is below the floor."""
-        units, impacts = self.postings()
-        strong = impacts.translate(bytes(floor) + b"\1" * (256 - floor))
-        fresh, at = {}, strong.find(1)
-        while at >= 0:
-            unit = units[at]
-            if unit not in scores and unit not in self.segment.dead:
-                fresh[unit] = impacts[at] * self.weight
-            at = strong.find(1, at + 1)
-        self.look_up(scores)
-        scores.update(fresh)
-
     def look_up(self, scores):
         """Add what the token gives to the units that have a score already."""
         row, weight = self.row, self.weight
@@ -3029,7 +3145,9 @@ class Cursor:
             for unit in scores:
                 scores[unit] += row[unit] * weight
             return
-        units, impacts = self.postings()
+        if self._postings is None:
+            self._postings = self.segment.postings(self.term)
+        units, impacts = self._postings
         if len(scores) * BISECTION_COST > len(units):
             known = scores.get
             for unit, value in zip(units, impacts):
@@ -3037,71 +3155,19 @@ class Cursor:
                 if score is not None:
                     scores[unit] = score + value * weight
             return
+        end = len(units)
         for unit in scores:
             i = bisect_left(units, unit)
-            if i < len(units) and units[i] == unit:
+            if i < end and units[i] == unit:
                 scores[unit] += impacts[i] * weight
 
 
-def best_units(cursors, k, least, allowed=None):
-    """Return [(score, unit)] of all units that may be among the best k, ties too.
-
-    cursors  of the query's tokens that a segment has
-    least    int >= 1, the score that is needed
-    allowed  None, or the only units that count
-    """
-    cursors = sorted(cursors, key=lambda cursor: cursor.term.units)
-    # What the tokens from each on can give at most.
-    bounds = [cursor.bound for cursor in reversed(cursors)]
-    ahead = [*accumulate(bounds, initial=0)][::-1]
-    scores, i, lead, read = {}, 0, 0, 0
-    if allowed is not None:
-        scores = dict.fromkeys(allowed, 0)
-    else:
-        while i < len(cursors):
-            units = cursors[i].term.units
-            if units > RARE_UNITS and len(scores) >= k:
-                lead, read = raised(lead, scores, k), read + units
-                if read > PROMISE_UNITS:
-                    least = max(least, promised(lead, scores, k, cursors[i:]))
-                    read = 0
-                least = max(least, lead)
-                if ahead[i] < least:
-                    break
-            # A unit not yet seen needs so much of this token, were it to hold the rest.
-            floor = (least - ahead[i + 1]) // cursors[i].weight
-            if floor > 1 and units > RARE_UNITS:
-                cursors[i].add_strong(scores, min(floor, 255))
-            else:
-                cursors[i].add_all(scores)
-            i += 1
-    if len(scores) > CANDIDATES:
-        lead = raised(lead, scores, k)
-        least = max(least, promised(lead, scores, k, cursors[i:]))
-    for rest, cursor in zip(ahead[i:], cursors[i:]):
-        if rest < least:
-            scores = {u: score for u, score in scores.items() if score + rest >= least}
-        cursor.look_up(scores)
-    least = raised(least, scores, k)
-    return [(score, unit) for unit, score in scores.items() if score >= least]
-
-
-def raised(least, scores, k):
-    """Return the k-th best score so far, or least when fewer than k reach it."""
-    best = [score for score in scores.values() if score >= least]
-    return heapq.nlargest(k, best)[-1] if len(best) >= k else least
-
-
-def promised(lead, scores, k, cursors):
-    """Return a score that k units will reach: some that lead, scored to the end.
-
-    lead  the k-th best score so far
-    """
-    leaders = [row for row in scores.items() if row[1] >= lead]
-    leaders = dict(leaders[:k])     # more only when some tie
-    for cursor in cursors:
-        cursor.look_up(leaders)
-    return raised(0, leaders, k)
+def wanted_units(segment, wanted):
+    """Return the units of the documents whose number is wanted."""
+    return [
+        unit for document, number in enumerate(segment.numbers)
+        if number != GONE and wanted(number) for unit in segment.units_of(document)
+    ]
 
 
 # =============================================================================
@@ -3270,12 +3336,12 @@ class Index:
         """
         if k < 1:
             return []
-        best, terms, most = [], self.terms(query), max(k, FINALISTS)
+        best, terms, most = [], self.terms(query), max(FINALISTS, 2 * k)
         for i, segment in enumerate(self.segments):
             allowed = None if wanted is None else wanted_units(segment, wanted)
             least = best[-1][0] if len(best) == most else 1
             cursors = self._cursors(terms, i, late=False)
-            for score, unit in best_units(cursors, most, least, allowed):
+            for score, unit in best_units(segment, cursors, most, least, allowed):
                 best.append((score, *segment.place(unit), i, unit))
             best.sort(key=_best_first)
             del best[most:]
@@ -3335,7 +3401,7 @@ def _best_first(row):
 
 
 def trace_gains(query, terms):
-    """Return {trace: what a unit gains that has it}."""
+    """Return {trace, as its two bytes: what a unit gains that has it}."""
     weights, gains = {term.token: term.weight for term in terms}, {}
     for word in words_of(query):
         weight = word[0] < RUN_FIRST and weights.get(word_tokens(word)[-1])
@@ -3345,13 +3411,19 @@ def trace_gains(query, terms):
     pairs = map(add, map(weights.get, words), map(weights.get, words[1:]))
     for side, pair in zip(neighbours(words), pairs):
         gains[side] = round(NEIGHBOUR_SHARE * 255 / 2 * pair)
-    return gains
+    return {array("H", [trace]).tobytes(): gain for trace, gain in gains.items()}
 
 
 def traced_gains(segment, unit, gains):
     """Return what each trace of a question gives that a unit has too."""
-    held = set(segment.traces(unit)) if gains else ()
-    return [gain for trace, gain in gains.items() if trace in held]
+    held, found = segment.traces(unit).tobytes() if gains else b"", []
+    for trace, gain in gains.items():
+        at = held.find(trace)
+        while at > 0 and at % 2:        # of two traces a half each
+            at = held.find(trace, at + 1)
+        if at >= 0:
+            found.append(gain)
+    return found
 
 
 def inverse_frequency(held, total):
@@ -9925,14 +9997,6 @@ class Base:
         file.seek(start)
         return parse_line(proved(file.read(size), digest))
 
-    def relax(self):
-        """Give back the mapped pages of the index; the system keeps them at hand."""
-        for segment in self.index.segments:
-            pages = segment.buffer.obj
-            if hasattr(pages, "madvise"):       # a map, and not on Windows
-                import mmap
-                pages.madvise(mmap.MADV_DONTNEED)
-
     def documents(self):
         """Return all Documents, in order; raises as read does."""
         if self.stamp is None:
@@ -10237,7 +10301,7 @@ class Knowledge:
         self.root = root or root_of(self.home)
         self.notices, self.notify = [], notify     # sentences for the user, in order
         self.damaged = ""       # where a damaged file was kept, this time
-        self._clock, self._searches = clock, 0
+        self._clock = clock
         self._guarded = False   # inside _sound
         self._changes = {}      # source -> Document, or None when removed
         self._root_changes = {}
@@ -10388,9 +10452,6 @@ class Knowledge:
         numbers = list({number: None for _, number, _ in found})
         documents = dict(zip(numbers, self._read(numbers)))
         self._keep_index()
-        self._searches += 1
-        if self._searches % RELAX_SEARCHES == 0:
-            self._base.relax()
         return [self._hit(rank, score, documents[number], i)
                 for rank, (score, number, i) in enumerate(found, 1)]
 

@@ -1803,6 +1803,7 @@ class Test13Segments(unittest.TestCase):
                 rows += 1
                 held = {unit: value for unit, value in enumerate(row) if value}
                 self.assertEqual(held, dict(zip(units, impacts)))
+            self.assertEqual(lr.units_of(segment.bits(term)), list(units))
         self.assertGreater(rows, 3)
         for token in ("", "nowhere", "re", "redd", "\udc80", "\n"):
             self.assertIsNone(segment.find(token))
@@ -1828,7 +1829,7 @@ class Test13Segments(unittest.TestCase):
         merged = lr.merge_segments([open_segment(part) for part in parts])
         merged = lr.Segment(merged, lr.array("I", range(50)))
         self.assertEqual(all_impacts(merged), all_impacts(open_segment(documents)))
-        self.assertEqual(merged.firsts(), open_segment(documents).firsts())
+        self.assertEqual(merged.firsts, open_segment(documents).firsts)
         for unit in range(merged.units):
             self.assertEqual(merged.traces(unit), open_segment(documents).traces(unit))
 
@@ -1843,7 +1844,7 @@ class Test13Segments(unittest.TestCase):
         merged = lr.Segment(lr.merge_segments([first, second]), lr.array("I", kept))
         kept = open_segment([documents[i] for i in kept])
         self.assertEqual(all_impacts(merged), all_impacts(kept))
-        self.assertEqual(merged.firsts(), kept.firsts())
+        self.assertEqual(merged.firsts, kept.firsts)
 
     def test_every_flipped_bit_and_every_cut_is_noticed(self):
         documents = random_documents(12, seed=6)
@@ -1913,7 +1914,7 @@ def exhaustive(documents, query, k, wanted=None):
     for i, side in enumerate(lr.neighbours(words)):
         both = weights[words[i]] + weights[words[i + 1]]
         gains[side] = round(lr.NEIGHBOUR_SHARE * 255 / 2 * both)
-    for score, number, chunk in scored[: max(k, lr.FINALISTS)]:
+    for score, number, chunk in scored[: max(lr.FINALISTS, 2 * k)]:
         title, text, chunks = documents[number]
         start, end, heading = chunks[chunk]
         held = set()
@@ -1971,6 +1972,36 @@ class Test15Ranking(unittest.TestCase):
                     self.assertEqual(
                         index.search(query, k), exhaustive(documents, query, k)
                     )
+
+    def test_bounds_are_never_below_a_score(self):
+        segment = open_segment(random_documents(300, seed=11))
+        segment.drop(3)
+        impacts = all_impacts(segment)
+        for seed in range(30):
+            chance = random.Random(seed)
+            terms = [term for term in map(segment.find, chance.sample(WORDS, 5)) if term]
+            cursors = [lr.Cursor(segment, term, chance.choice([1, 7, 900, 5000]))
+                       for term in terms]
+            bounds, scores = lr.Bounds(segment, cursors), {}
+            names = dict(map(reversed, segment.terms()))
+            for cursor in cursors:
+                for unit in range(segment.units):
+                    gain = impacts.get((names[cursor.term], unit), 0) * cursor.weight
+                    scores[unit] = scores.get(unit, 0) + gain
+            for unit in segment.dead:
+                del scores[unit]
+            held = {unit for unit, score in scores.items() if score}
+            for least in {1, *chance.sample(sorted(scores.values()), 9)} - {0}:
+                reached = bounds.reaching(least)
+                self.assertEqual(reached, sorted(set(reached) & held))
+                self.assertLessEqual(
+                    {unit for unit in held if scores[unit] >= least}, set(reached))
+            for k in (1, 5, len(held), len(held) + 9):
+                self.assertEqual(len(bounds.leaders(k)), min(k, len(held)))
+                self.assertLessEqual(set(bounds.leaders(k)), held)
+            few = [unit for unit in range(segment.units) if unit % 3]
+            chosen = lr.Bounds(segment, cursors, few)
+            self.assertEqual(chosen.reaching(1), sorted(held & set(few)))
 
     def test_order_of_the_words_counts_only_side_by_side(self):
         index = index_of("red fish", "blue fish", "red blue", "fish fish red", "fish")
