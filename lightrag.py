@@ -260,11 +260,9 @@ DENSE_SHARE = 16            # a term in more than 1/16 of the units has a row of
 BITS_SHARE = 128            # and in more than 1/128 a bit a unit beside its postings
 BITS_KEPT = 256             # integers with a bit a unit: 3 MB for 100,000 units
 
-# Pruning
+# Pruning, Ranking
 GRAINS = 16                 # of a token's bound on average: 64 prune no better
 BISECTION_COST = 6          # looking up one unit costs as much as reading 6 postings
-
-# Ranking
 HITS = 4                    # passages a question gets when nobody says otherwise
 SIGN_SHARE = 0.15           # of a pair's weight that each of its signs gets beside it
 RARITY_POWER = 1.15         # of idf: rare words say a little more than BM25 has it
@@ -400,6 +398,7 @@ KNOWLEDGE_VERSION = 1
 
 # Store
 MAP_MAGIC = b"LRAGMAP1"
+INDEX_METHOD = 5439382738295480945  # of tokeniser and weights; a test tells it
 
 # Knowledge
 READ_TRIES = 3              # others may replace the file while it is read
@@ -9932,7 +9931,7 @@ def line_digest(line):
 
 # =============================================================================
 # 47. Store -- knowledge.json, and the index derived from it
-#    Uses: Settings, Errors, Chunks, Sealed, Segments, Ranking, Files, Format
+#    Uses: Settings, Errors, Sealed, Segments, Ranking, Files, Format
 # =============================================================================
 
 # knowledge.json is the truth and is only ever replaced whole.  Beside it lies what is
@@ -10140,14 +10139,6 @@ def write_base(base, documents, changed, roots):
 # catalogue (JSON) | sources and kinds (JSON).
 
 
-@cache
-def method_digest():
-    """Return a number that changes with the tokeniser, the weights and the format."""
-    text = "getUserName() stores 3.11 naïve classes' settings. 历史压缩的阈值 = 12,000"
-    chunks = Chunk(0, len(text) // 2, "Setting > 压缩"), Chunk(len(text) // 2, len(text))
-    return line_digest(build_segment([("A title", text, chunks)]))
-
-
 def map_path(path, stamp):
     """Return where the map of one version of a knowledge.json lies."""
     name = "-".join(map(str, stamp)) + ".map"
@@ -10183,7 +10174,7 @@ def packed_map(base):
     """Return the bytes of the map of a base."""
     segments = base.index.segments
     catalogue = json.dumps({
-        "stamp": base.stamp, "method": method_digest(), "roots": base.roots,
+        "stamp": base.stamp, "method": INDEX_METHOD, "roots": base.roots,
         "lines": base.lines is not None,
         "segments": [[s.name, s.seal, s.documents, len(s.dead)] for s in segments],
     }).encode("ascii")
@@ -10233,7 +10224,7 @@ def open_map(path, name):
     names_at = sealed.size - names_size
     catalogue_at = names_at - catalogue_size
     catalogue = json.loads(bytes(sealed.view(catalogue_at, names_at)))
-    if catalogue["method"] != method_digest():
+    if catalogue["method"] != INDEX_METHOD:
         raise DamageError("An index was made by another version")
     at = HEADER.size + lines_size
     numbers, dead = [], []

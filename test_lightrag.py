@@ -6131,6 +6131,14 @@ class Test47Store(unittest.TestCase):
         with open(path, "wb") as file:
             file.write(data)
 
+    def test_the_index_of_another_tokeniser_is_never_used(self):
+        text = "getUserName() stores 3.11 naïve classes' settings. 历史压缩的阈值 = 12,000"
+        half = len(text) // 2
+        chunks = [lr.Chunk(0, half, "Setting > 压缩"), lr.Chunk(half, len(text))]
+        made = lr.line_digest(lr.build_segment([("A title", text, chunks)]))
+        self.assertEqual(lr.INDEX_METHOD, made, "what an index holds has changed: tell "
+                         "the setting INDEX_METHOD, so that old ones are made anew")
+
     def test_a_search_reads_the_lines_it_shows_and_no_more(self):
         memory = self.filled()
         disk = self.assert_same(memory)
