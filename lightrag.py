@@ -6234,14 +6234,15 @@ def lead_of(cosines, count):
     """Return how far the best of a question's cosines is ahead of those behind it.
 
     cosines  list of floats, falling, those of the nearest rows down to COSINE_MIN
-    count    int, how many rows were compared: a tenth of them are looked at
+    count    int, how many rows were compared: a tenth of them is looked at, of few
+             rows the better half
     ->       the distance to their mean, as a share of the distance that is left to 1
              (which makes models whose cosines all lie high comparable to others)
 
     >>> lead_of([0.5, 0.25, 0.25], 3), lead_of([0.9], 1)
     (0.5, 0.0)
     """
-    wanted = min(max(FOLLOWERS_MIN, count // 10), FUSED_MAX - 1, count - 1)
+    wanted = min(max(FOLLOWERS_MIN, count // 10), FUSED_MAX - 1, count // 2)
     if wanted < 1:
         return 0.0
     behind = cosines[1 : 1 + wanted]

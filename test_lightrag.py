@@ -3660,9 +3660,10 @@ class Test29Vectors(unittest.TestCase):
 
     def test_the_lead_of_the_best(self):
         for cosines, count, lead in (
-            ([0.9] + 9 * [0.8], 10, 1.0), ([0.9] + 49 * [0.8], 1000, 1.0),
+            ([0.9] + 9 * [0.8], 20, 1.0), ([0.9] + 49 * [0.8], 1000, 1.0),
             ([0.9] + 9 * [0.8] + 40 * [0.1], 99, 1.0),      # a tenth is 9
-            ([0.6, 0.5], 3, (0.6 - 0.35) / 0.4),            # the third was below 0.2
+            ([0.6, 0.5], 4, (0.6 - 0.35) / 0.4),            # the others were below 0.2
+            ([0.9, 0.8, 0.4, 0.3, 0.2], 5, (0.9 - 0.6) / 0.1),  # half of few
             ([0.9], 1, 0.0), ([1.0, 0.9], 2, 10.0), ([0.8, 0.8], 2, 0.0),
         ):
             with self.subTest(cosines=cosines[:3], count=count):
