@@ -11984,7 +11984,7 @@ class Hybrid:
         rows = [row for row, found in places.items()
                 if allowed is None or any(allowed(number) for number, _ in found)]
         best = self.vectors.nearest(vector, count, rows)
-        if best:
+        if best and not self.ranks:     # of the question, not of its variants
             lead = lead_of([cosine for cosine, _ in best], len(rows))
             for place in places[best[0][1]]:
                 self.leaders[place] = unit_vector(vector), lead
@@ -12789,7 +12789,7 @@ RERANKED_MAX = 20           # passages an endpoint is sent
 PICKED_FROM = 10            # passages a chat model is shown: more and it mixes them up
 PICKED_MAX = 5
 VARIANTS = 3                # of a question
-# Soon over: an order is there already.
+# An order is there already, so nobody waits long for a better one.
 RERANK_LIMITS = MODEL_LIMITS._replace(idle_s=30, total_s=60)
 PICK_PROMPT = f"""\
 Which of the numbered passages answer the question? Answer with a list of at most \
@@ -12895,8 +12895,9 @@ class Adviser:
 
     def _answer(self, prompt, query, texts=()):
         """Return what the model says, each text cut to its share of the budget."""
-        conversation = Conversation("", "", os.urandom(6).hex())
-        requests = Requests(self.settings, self._model(), conversation)
+        model, conversation = self._model(), Conversation("", "", os.urandom(6).hex())
+        model.limits = RERANK_LIMITS
+        requests = Requests(self.settings, model, conversation)
         requests.learn_window([prompt, query, *texts], None)
         share = requests.budget() * QUESTION_SHARE / max(1, len(texts))
         passages = [f"[{number}] {cut_to_tokens(text, share)}"

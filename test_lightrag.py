@@ -12043,6 +12043,20 @@ class Test95Mcp(unittest.TestCase):
         result = found[1]["result"]
         return result["content"][0]["text"], result["isError"]
 
+    def test_a_search_is_reranked_only_where_that_is_allowed(self):
+        def _found(*words):
+            text, _ = self.call("rag_search", words, query="planner OR port")
+            return sorted(("planner.md", "port.txt"), key=text.index)
+
+        self.project.call("add", "notes", "-y")
+        plain = _found()
+        with ScriptedServer([json_answer(ranked_rows((1, 1.0)))]) as server:
+            self.project.environ["LRAG_RERANK_BASE_URL"] = server.url
+            self.assertEqual(_found(), plain)
+            self.assertEqual(server.requests, [])
+            self.assertEqual(_found("--allow", f"rerank({server.url})"), plain[::-1])
+            self.assertEqual(len(server.requests), 1)
+
     def test_handshake_of_each_revision(self):
         for asked, agreed in (("2025-06-18", "2025-06-18"), ("2025-11-25", "2025-11-25"),
                               ("1999-01-01", "2025-11-25")):
