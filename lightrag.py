@@ -10621,11 +10621,6 @@ class Report:
     warnings: list      # (source, sentence)
 
 
-def new_report():
-    """Return a Report with nothing in it."""
-    return Report([], [], [], [], [], [], [])
-
-
 @named_tuple
 class SyncPlan:
     """What a sync would do, before anything is read."""
@@ -10685,7 +10680,7 @@ class Ingest:
         self.knowledge, self.approve, self.stdin = knowledge, approve, stdin
         self.subjects = subjects
         self.progress = progress or (lambda done, total, source: None)
-        self.dry_run, self.report = dry_run, new_report()
+        self.dry_run, self.report = dry_run, Report([], [], [], [], [], [], [])
 
     def add(self, plan, chunker="auto"):
         """Read, cut and keep every candidate of a plan; write the file once."""
@@ -10711,7 +10706,8 @@ class Ingest:
         """Read known sources again, drop vanished ones, let fresh ones in."""
         self.report.skipped.extend(plan.kept)
         self.report.failed.extend(plan.fresh.failed)
-        known = [self._candidate(source) for source in plan.known]
+        root = self.knowledge.root
+        known = [Candidate(source, source_path(source, root)) for source in plan.known]
         candidates = [*known, *plan.fresh.candidates]
         self._enter_all(candidates, self.knowledge.chunker_of, recut, drop_gone=True)
         for source in plan.gone:
@@ -10741,9 +10737,6 @@ class Ingest:
         self.report.removed.append(source)
         if not self.dry_run:
             self.knowledge.remove(source)
-
-    def _candidate(self, source):
-        return Candidate(source, source_path(source, self.knowledge.root))
 
     def _enter_all(self, candidates, chunker_of, recut=False, drop_gone=False):
         for done, candidate in enumerate(candidates):
