@@ -11707,6 +11707,7 @@ def _floats(value):
 # words, with one notice that names the command which mends it.
 
 
+PLACE = "(place "           # begins the rows of --explain that are no terms
 OWN_LANGUAGE_BONUS = 0.02   # of a score: no more than one place in a fused ranking
 OWN_LANGUAGE_HITS = 20      # the best, whose texts are looked at
 VARIANT_WEIGHT = 1 / 3      # the three together count as much as the question itself
@@ -11929,7 +11930,7 @@ class Hybrid:
             return []
 
     def _note_ranks(self, name, ranking, weight=1.0):
-        self.ranks[f"(place {name})"] = weight, ranking
+        self.ranks[f"{PLACE}{name})"] = weight, ranking
 
     def ranks_of(self, found):
         """Return rows for --explain: the places of hits in the rankings before."""
@@ -14721,7 +14722,7 @@ def report_json(report):
 
 # =============================================================================
 # 71. Listing -- the commands that list, show and search
-#    Uses: Errors, Prose, Ingest, Intake
+#    Uses: Errors, Prose, Ingest, Hybrid, Intake
 # =============================================================================
 
 # The commands that only read.  JSON keeps every field of a record; lines keep what a
@@ -14879,7 +14880,12 @@ def show_hit(hit, console):
 
 
 def show_explained(row, console):
-    """Show what one term of the query gave to each hit."""
+    """Show what one term of the query gave to each hit, or its places in a ranking."""
+    if row["token"].startswith(PLACE):
+        places = "  ".join(f"[{i}] {place or '-'}"
+                           for i, place in enumerate(row["shares"], 1))
+        console.say(f"{one_line(row['token'])} among {row['chunks']}: {places}")
+        return
     shares = "  ".join(f"[{i}] {share:.2f}" for i, share in enumerate(row["shares"], 1))
     console.say(f"{one_line(row['token']):<20} chunks {row['chunks']}, "
                 f"idf {row['idf']:.2f}, shares {shares}")

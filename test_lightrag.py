@@ -9717,9 +9717,11 @@ class Test71Listing(unittest.TestCase):
             rows = {row["token"]: row["shares"] for row in data["explain"]}
             self.assertEqual(rows["(place before rerank)"], [2, 1])
             self.assertEqual(len(server.requests), 2)
+            self.assertIn("(place before rerank) among 2: [1] 2  [2] 1\n",
+                          project.call(*query, "--explain")[1])
             project.environ["LRAG_RERANK"] = "off"
             self.assertEqual(project.data(*query)[1]["hits"], plain)
-            self.assertEqual(len(server.requests), 2)
+            self.assertEqual(len(server.requests), 3)
             project.environ["LRAG_RERANK"] = "model"
             code, out, err = project.call(*query, "--json")
             self.assertEqual(json.loads(out)["hits"], plain)
