@@ -11822,7 +11822,8 @@ class Hybrid:
                  rerank=None, expand=None, own_language=False):
         self.knowledge, self.vectors, self.embedder = knowledge, vectors, embedder
         self.rerank, self.expand, self.own_language = rerank, expand, own_language
-        self.mode, self._notify, self._places = mode, notify, None
+        self.mode, self._notify = mode, notify
+        self._places = self._placed = None      # where rows are, in which version
         self.ranks = {}         # of the last search, for --explain
         self.leaders = {}       # place nearest to a question -> (its vector, lead)
         self._failed = set()
@@ -11882,8 +11883,7 @@ class Hybrid:
             return best
         old = [row[1:] for row in best]
         self._note_ranks("before rerank", old)
-        order = [old[i] for i in named]
-        order += [place for place in old if place not in set(order)]
+        order = dict.fromkeys([*(old[i] for i in named), *old])
         return [(score, *place) for score, place in fused([order], [1.0])]
 
     def near(self, question, hits):
@@ -11987,10 +11987,11 @@ class Hybrid:
 
     def places(self):
         """Return {row: [(number, chunk index)]} of the knowledge base as it is now."""
-        if self._places is None:
-            if self.vectors.stamp is None or self.vectors.stamp != self.knowledge.stamp:
+        stamp = self.knowledge.stamp
+        if self._places is None or self._placed != stamp:
+            if self.vectors.stamp is None or self.vectors.stamp != stamp:
                 place_vectors(self.vectors, texts_of(self.knowledge))
-            self._places = {}
+            self._places, self._placed, self.leaders = {}, stamp, {}
             flat = iter(self.vectors.places)
             for row, number, i in zip(flat, flat, flat):
                 self._places.setdefault(row, []).append((number, i))

@@ -7810,6 +7810,16 @@ class Test54Hybrid(Folder):
         found = self.hybrid().search("天气", 1)
         self.assertEqual([hit.source for hit in found], ["weather.md"])
 
+    def test_places_are_found_anew_when_the_file_is_replaced(self):
+        self.embed()
+        knowledge = self.open()
+        vectors, _ = lr.load_vectors(self.home)
+        knowledge.hybrid = lr.Hybrid(knowledge, vectors, self.server.embedder())
+        for _ in range(2):
+            self.assertEqual(knowledge.search("天气", 1)[0].source, "weather.md")
+            self.knowledge.remove("limits.md")
+            self.knowledge.save()
+
     def test_EMB_1_another_model_or_dimension_is_said_once(self):
         self.embed()
         other = lr.Embedder(lr.Settings(embedding_base_url=self.server.address,
