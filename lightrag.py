@@ -520,10 +520,7 @@ PASTE_GAP_S = 0.03          # lines of a paste follow each other quicker than a 
 HISTORY_LINES_MAX = 1000    # what readline keeps of earlier sessions
 
 # Admission
-QUESTIONS_PER_CLIENT = 20   # in a window; what the first users know
-QUESTIONS_WINDOW_S = 600
-QUESTIONS_PER_DAY = 200     # for all clients together: somebody pays for them
-ANSWERS_AT_ONCE = 2         # local models answer one at a time anyway
+QUESTIONS_WINDOW_S = 600    # of questions_per_client
 
 # Wire
 RESULT_CHARS_SHOWN = 2000       # of a tool's result in the page
@@ -849,6 +846,9 @@ class Settings:
     rerank_model: str = ""      # LRAG_RERANK_MODEL; empty = the server's own
     expand: bool = False    # LRAG_EXPAND: search for what the model makes of a question
     own_language: bool = False  # LRAG_OWN_LANGUAGE: passages in it first among equals
+    questions_per_client: int = 20  # LRAG_QUESTIONS_PER_CLIENT: of serve, in 10 minutes
+    questions_per_day: int = 200    # LRAG_QUESTIONS_PER_DAY: for all; somebody pays
+    answers_at_once: int = 2    # LRAG_ANSWERS_AT_ONCE: local models give one at a time
 
 
 KNOWN_VARIABLES = {         # which other programs read, too
@@ -861,6 +861,10 @@ KNOWN_VARIABLES = {         # which other programs read, too
 }
 SETTING_WORDS = {
     "embedding_prefix": PREFIX_WAYS, "rerank": ("endpoint", "model", "off"),
+}
+SETTING_LEAST = {
+    "budget_tokens": BUDGET_TOKENS_MIN, "questions_per_client": 1,
+    "questions_per_day": 1, "answers_at_once": 1,
 }
 SETTING_VARIABLES = {name: KNOWN_VARIABLES.get(name, (f"LRAG_{name.upper()}",))
                      for name in Settings._fields}
@@ -895,8 +899,7 @@ def read_settings(environ, config, max_steps=None):
 def _setting(name, value, where):
     """Return the value of a setting in its type."""
     kind = type(Settings._field_defaults[name])
-    least = BUDGET_TOKENS_MIN if name == "budget_tokens" else 0
-    words = SETTING_WORDS.get(name, ())
+    least, words = SETTING_LEAST.get(name, 0), SETTING_WORDS.get(name, ())
     try:
         if kind is bool:
             return SWITCHES[str(value).lower()]
@@ -17323,22 +17326,13 @@ def open_service(options, console):
 # end has left it stops the model.
 
 
-@named_tuple
-class WebLimits:
-    """How much a server answers."""
-
-    per_client: int = QUESTIONS_PER_CLIENT
-    per_day: int = QUESTIONS_PER_DAY
-    at_once: int = ANSWERS_AT_ONCE
-
-
 class Turnstile:
     """Lets questions in: the last three gates, under one lock."""
 
-    def __init__(self, limits, path, budget_tokens, now):
+    def __init__(self, settings, path, now):
         from threading import Lock as Mutex
-        self.limits, self.path, self.budget_tokens = limits, path, budget_tokens
-        self.now, self.rate = now, Rate(limits.per_client, QUESTIONS_WINDOW_S)
+        self.settings, self.path, self.now = settings, path, now
+        self.rate = Rate(settings.questions_per_client, QUESTIONS_WINDOW_S)
         self._mutex, self._running, self._counted = Mutex(), 0, {}
 
     @contextlib.contextmanager
@@ -17356,22 +17350,24 @@ class Turnstile:
                 self._running -= 1
 
     def _enter(self, client, text):
-        now_s = self.now()
+        now_s, settings = self.now(), self.settings
         wait_s = self.rate.wait_s(client, now_s)
         if wait_s:
-            raise RefusedError(429, "rate", f"{self.limits.per_client} questions in "
+            raise RefusedError(429, "rate", f"{self.rate.most} questions in "
                                f"{QUESTIONS_WINDOW_S // 60} minutes are the limit; ask "
                                f"again in {wait_s:.0f} s", math.ceil(wait_s))
         if self._left_today(now_s) < 1:
-            raise RefusedError(429, "quota", f"the {self.limits.per_day} questions of "
-                               "today are used up; ask again tomorrow (UTC)", 3600)
-        if self._running >= self.limits.at_once:
+            raise RefusedError(429, "quota", f"the {settings.questions_per_day} "
+                               "questions of today are used up; ask again tomorrow "
+                               "(UTC)", 3600)
+        if self._running >= settings.answers_at_once:
             raise RefusedError(503, "busy", f"{self._running} answers are being "
                                "written already; ask again in a moment", 2)
-        if estimate_tokens(text) > self.budget_tokens:
+        if estimate_tokens(text) > settings.budget_tokens:
             raise RefusedError(413, "budget", "the question is too long: about "
                                f"{estimate_tokens(text):,} tokens of at most "
-                               f"{self.budget_tokens:,}; add long texts as documents")
+                               f"{settings.budget_tokens:,}; add long texts as "
+                               "documents")
         self._spend(now_s)
         self.rate.take(client, now_s)
         self._running += 1
@@ -17379,7 +17375,7 @@ class Turnstile:
     def _left_today(self, now_s):
         day = _day(now_s)
         spent = max(spent_on(self._kept(), day), spent_on(self._counted, day))
-        return self.limits.per_day - spent
+        return self.settings.questions_per_day - spent
 
     def _kept(self):
         """Return what the file holds, whatever its shape."""
@@ -17532,15 +17528,13 @@ class PageAsker(Nobody):
 class Server:
     """What all requests of one start share."""
 
-    def __init__(self, service, bind, token, limits=None, now=time.time,
-                 heartbeat_s=HEARTBEAT_S):
+    def __init__(self, service, bind, token, now=time.time, heartbeat_s=HEARTBEAT_S):
         import platform
         self.service, self.bind, self.token = service, bind, token
         self.heartbeat_s = heartbeat_s
         self.machine, self.now = platform.node(), now
         path = os.path.join(service.home, "quota.json")
-        self.turnstile = Turnstile(limits or WebLimits(), path,
-                                   service.settings.budget_tokens, now)
+        self.turnstile = Turnstile(service.settings, path, now)
         self.waiting, self.reading = {}, {}     # questions to the page; unread requests
         self.active = set()     # an Event for each request that is being served
 
@@ -17814,7 +17808,7 @@ ENDPOINTS = {
 
 # =============================================================================
 # 93. Serving -- connections, and the command that serves
-#    Uses: Settings, Errors, Files, Admission, Service, Web, Endpoints
+#    Uses: Settings, Errors, Files, Admission, Service, Endpoints
 # =============================================================================
 
 # The standard library's server, with what it leaves out: an end to slow requests, a
@@ -17927,8 +17921,7 @@ def serve_command(options, console):
     """Serve the page until Ctrl-C."""
     from secrets import token_urlsafe
     token = token_urlsafe(24)
-    server = Server(open_service(options, console), options.bind, token,
-                    web_limits(options.environ))
+    server = Server(open_service(options, console), options.bind, token)
     listener = listen(server, options.port)
     host = f"[{options.bind}]" if ":" in options.bind else options.bind
     url = f"http://{host}:{listener.server_port}/"
@@ -17949,22 +17942,6 @@ def serve_command(options, console):
     finally:
         server.stop()
     return 0
-
-
-def web_limits(environ):
-    """Read the limits of the page from the environment.
-
-    Raises  ConfigError when one is no number
-    """
-    found = []
-    for name, usual in (("LRAG_QUESTIONS_PER_CLIENT", QUESTIONS_PER_CLIENT),
-                        ("LRAG_QUESTIONS_PER_DAY", QUESTIONS_PER_DAY),
-                        ("LRAG_ANSWERS_AT_ONCE", ANSWERS_AT_ONCE)):
-        value = environ.get(name, str(usual))
-        if not value.isascii() or not value.isdecimal() or not int(value):
-            raise ConfigError(f"{name} is to be a number from 1, not {value!r}")
-        found.append(int(value))
-    return WebLimits(*found)
 
 
 # =============================================================================

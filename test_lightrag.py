@@ -11086,7 +11086,7 @@ class WebCase(Folder):
             self.upstream = ScriptedServer(play)
             self.addCleanup(self.upstream.__exit__)
             base_url = self.upstream.url + "/v1"
-        settings = lr.Settings(base_url=base_url, model="tiny" if play else "")
+        settings = lr.Settings(base_url, model="tiny" if play else "", **limits)
         network = lr.read_network({})._replace(transport="urllib")
         model = lr.Model(settings, network, lr.HttpLimits(2, 20, 30, 1 << 22)) if play else None
         options = lr.parse(["serve"], lr.COMMANDS, lr.SHARED, {
@@ -11095,8 +11095,7 @@ class WebCase(Folder):
         })
         console, _, _ = console_over("utf-8")
         service = lr.Service(options, console, settings, model, lambda: self.now_s)
-        self.server = lr.Server(service, "127.0.0.1", self.TOKEN, lr.WebLimits(**limits),
-                                lambda: self.now_s)
+        self.server = lr.Server(service, "127.0.0.1", self.TOKEN, lambda: self.now_s)
         listener = lr.listen(self.server, 0)
         self.port = listener.server_port
         thread = threading.Thread(target=listener.serve_forever, args=(0.05,))
@@ -11253,7 +11252,7 @@ class Test84Admission(WebCase):
         self.assertEqual(status, 411, data)
 
     def test_rate_quota_and_budget(self):
-        self.serve(per_client=2, per_day=3)
+        self.serve(questions_per_client=2, questions_per_day=3)
         self.ask()
         self.ask()
         status, refused = self.post("/api/ask", {"question": "x"})
@@ -11273,7 +11272,7 @@ class Test84Admission(WebCase):
     def test_a_damaged_quota_counts_anew(self):
         for damage in ("", "[", "[]", '{"day": 3}', '{"questions": "x"}'):
             self.write(".lightrag/quota.json", damage)
-            self.serve(per_day=1)
+            self.serve(questions_per_day=1)
             self.ask()
             self.assertEqual(self.post("/api/ask", {"question": "x"})[0], 429)
 
@@ -11351,7 +11350,7 @@ class Test92Endpoints(WebCase):
         else:
             os.chmod(self.home, 0o500)
             self.addCleanup(os.chmod, self.home, 0o700)
-        self.serve(per_day=1)
+        self.serve(questions_per_day=1)
         self.assertIn("5 attempts", dict(self.ask())["done"]["answer"])
         self.assertEqual(self.post("/api/ask", {"question": "x"})[0], 429)
 
@@ -11866,7 +11865,7 @@ class Test96Browser(WebCase):
             "return document.querySelectorAll('.answer')[1].innerText"))
 
     def test_past_the_limit(self):
-        browser = self.begin(per_client=1)
+        browser = self.begin(questions_per_client=1)
         self.ask_in_page("What is the retry limit?")
         self.wait_for_end()
         self.ask_in_page("And again?")
@@ -11946,7 +11945,8 @@ class Test96Load(WebCase):
         if not os.path.exists("/proc/self/statm"):
             self.skipTest("this system does not tell how much memory a process has")
         many = 10 ** 6
-        self.serve(per_client=many, per_day=many, at_once=self.CLIENTS)
+        self.serve(questions_per_client=many, questions_per_day=many,
+                   answers_at_once=self.CLIENTS)
         counts, wrong, levels = Counter(), [], []
         end = time.monotonic() + self.SECONDS
 
@@ -12010,11 +12010,12 @@ class Test93Serving(unittest.TestCase):
             self.assertEqual(process.wait(10), 130)
             self.assertEqual(process.stderr.read().strip(), b"")
 
-    def test_limits_of_the_environment(self):
-        self.assertEqual(lr.web_limits({"LRAG_QUESTIONS_PER_DAY": "7"}).per_day, 7)
-        for value in ("0", "x", "-1", ""):
+    def test_limits_are_settings(self):
+        found = lr.read_settings({"LRAG_QUESTIONS_PER_DAY": "7"}, {"answers_at_once": 3})
+        self.assertEqual((found.questions_per_day, found.answers_at_once), (7, 3))
+        for value in ("0", "x", "-1"):
             with self.assertRaises(lr.ConfigError):
-                lr.web_limits({"LRAG_ANSWERS_AT_ONCE": value})
+                lr.read_settings({"LRAG_ANSWERS_AT_ONCE": value}, {})
 
     def test_addresses_that_cannot_be_listened_on(self):
         code, _, err = self.project.call("serve", "--bind", "203.0.113.7", "--port", "0")
