@@ -959,10 +959,12 @@ UNSEEN = Pattern(
 )
 PIECE = Pattern(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_]+")
 VOWEL = Pattern("[aeiouy]")
-DERIVED = Pattern(       # the longest ending that leaves four letters
-    "^(.{4,}?)(?:ly|ness|ment|ful|[ai]tion|ion|ional|al|ally|ive|ity|[ae]nce|[ai]ble"
-    "|ous|ic|ical|[ae]nt|er|or)$"
+ENDINGS = (     # of nouns and other words made of a stem
+    "ly", "ness", "ment", "ful", "ation", "ition", "ion", "ional", "al", "ally",
+    "ive", "ity", "ance", "ence", "able", "ible", "ous", "ic", "ical", "ant", "ent",
+    "er", "or",
 )
+DERIVED = Pattern(f"^(.{{4,}}?)(?:{'|'.join(ENDINGS)})$")   # the longest that leaves four
 NAMES_WITH_SIGNS = {"c++", "g++", "c#", "f#", "j#"}
 # Letters that Unicode does not take apart into a letter and an accent.
 PLAIN_LETTERS = str.maketrans({
@@ -1047,10 +1049,11 @@ def neighbours(found):
     True
     """
     words = plain_words(found)
-    sides = map("{} {}".format, words, words[1:])
-    return [zlib.crc32(side.encode()) & 0xFFFF for side in sides]
+    return [zlib.crc32(f"{one} {two}".encode()) & 0xFFFF
+            for one, two in zip(words, islice(words, 1, None))]
 
 
+@lru_cache(TOKEN_CACHE_WORDS)
 def form_of(word):
     """Return a number below 65,536 of how a word is written, but for case.
 
@@ -1077,6 +1080,8 @@ def word_tokens(word):
     >>> word_tokens("CVE-2024-1234"), word_tokens("3.11.7"), word_tokens("C++")
     (('cve', '2024', '1234', 'cve20241234'), ('3', '11', '7', '3.11.7'), ('c++',))
     """
+    if word.isascii() and word.isalpha() and (word.islower() or word.istitle()):
+        return (stem(word[:TOKEN_CHARS_MAX].lower()),)      # the short way of most words
     if word[-1] in "+#":
         if word.casefold() in NAMES_WITH_SIGNS:
             return (word.casefold(),)
@@ -1145,7 +1150,9 @@ def stem(word):
     if len(word) < 4 or not word.isascii() or not word.isalpha():
         return word
     word = _strip_participle(_strip_plural(word))
-    word = DERIVED.sub(r"\1", DERIVED.sub(r"\1", word))
+    for _ in range(2):
+        if word.endswith(ENDINGS):      # asked first: most words have none
+            word = DERIVED.sub(r"\1", word)
     if len(word) > 3 and word[-1] in "ei":
         word = word[:-1] + "y" * (word[-1] == "i")      # happiness is of happy
     return word
