@@ -939,11 +939,15 @@ RUN_SIGNS = (
 )
 _LETTER = rf"[^\W_{RUN_SIGNS}]"
 _JOINT = r"(?:[-.'\u2019\u2010]|_+|(?<=\d),(?=\d{3}(?!\d)))"
-WORD = Pattern(
-    rf"{_LETTER}+(?:{_JOINT}{_LETTER}+)*(?:\+\+|\#)?"
-    rf"|[{RUN_SIGNS}]+"
-    r"|(?<!\w)\.(?i:net)\b"
-)
+
+
+def _words_of(letter):
+    """Return a pattern of words of such letters, and of .NET."""
+    return rf"{letter}+(?:{_JOINT}{letter}+)*(?:\+\+|\#)?|(?<!\w)\.(?i:net)\b"
+
+
+WORD = Pattern(f"{_words_of(_LETTER)}|[{RUN_SIGNS}]+")
+ASCII_WORD = Pattern(_words_of("[A-Za-z0-9]"))      # compiled in 0.2 ms instead of 5
 RUN_FIRST = "\u0900"        # no sign of a run is below it: a quick test for words
 # Where ranges begin, and where what follows them does: to look a sign up costs as much
 # as to match it, but nothing at the start, where the pattern took 3 ms to compile.
@@ -964,7 +968,7 @@ ENDINGS = (     # of nouns and other words made of a stem
     "ive", "ity", "ance", "ence", "able", "ible", "ous", "ic", "ical", "ant", "ent",
     "er", "or",
 )
-DERIVED = Pattern(f"^(.{{4,}}?)(?:{'|'.join(ENDINGS)})$")   # the longest that leaves four
+DERIVED = Pattern(f"^(.{{4,}}?)(?:{'|'.join(ENDINGS)})$")  # the longest that leaves 4
 NAMES_WITH_SIGNS = {"c++", "g++", "c#", "f#", "j#"}
 # Letters that Unicode does not take apart into a letter and an accent.
 PLAIN_LETTERS = str.maketrans({
@@ -1000,7 +1004,7 @@ def tokens(text):
 
 def words_of(text):
     """Return the words and runs of a text as they are written."""
-    return WORD.findall(text if text.isascii() else _readable(text))
+    return ASCII_WORD.findall(text) if text.isascii() else WORD.findall(_readable(text))
 
 
 def tokens_of(words):
@@ -1081,7 +1085,7 @@ def word_tokens(word):
     (('cve', '2024', '1234', 'cve20241234'), ('3', '11', '7', '3.11.7'), ('c++',))
     """
     if word.isascii() and word.isalpha() and (word.islower() or word.istitle()):
-        return (stem(word[:TOKEN_CHARS_MAX].lower()),)      # the short way of most words
+        return (stem(word[:TOKEN_CHARS_MAX].lower()),)      # as most words are
     if word[-1] in "+#":
         if word.casefold() in NAMES_WITH_SIGNS:
             return (word.casefold(),)
@@ -1103,6 +1107,8 @@ def word_tokens(word):
 
 def _readable(text):
     """Compose letters, make full-width signs plain, drop what nobody sees."""
+    if text.isascii():
+        return text
     # Most Chinese has no more to normalise than these; NFKC would take five times long.
     for sign, plain in zip("，！？：；（）", ",!?:;()"):
         text = text.replace(sign, plain)
@@ -1195,8 +1201,9 @@ def question_tokens(text):
     [('水', 1.0)]
     """
     clean = _readable(text)
-    words = [word for word in WORD.findall(QUESTION_PHRASE.sub(" ", clean))
-             if word.casefold() not in STOPS] or WORD.findall(clean)
+    asked = clean if clean.isascii() else QUESTION_PHRASE.sub(" ", clean)
+    words = [word for word in words_of(asked) if word.casefold() not in STOPS]
+    words = words or words_of(clean)
     latin = LATIN_WEIGHT if language(clean) == "zh" else 1.0
     weights = {}
     for word in words:
