@@ -11727,7 +11727,7 @@ def _floats(value):
 PLACE = "(place "           # begins the rows of --explain that are no terms
 OWN_LANGUAGE_BONUS = 0.02   # of a score: no more than one place in a fused ranking
 OWN_LANGUAGE_HITS = 20      # the best, whose texts are looked at
-VARIANT_WEIGHT = 1 / 3      # the three together count as much as the question itself
+VARIANT_WEIGHT = 0.1        # of each, beside the question's 1; see notes/hybrid.md
 
 
 def embedded_text(title, heading, body):

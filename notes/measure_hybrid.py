@@ -44,11 +44,14 @@ LEADS = (0.15, 0.18, 0.20, 0.21, 0.22, 0.24, 0.27)
 class Kept:
     """Question vectors out of the cache, under the name of their model."""
 
-    def __init__(self, vectors, questions):
+    def __init__(self, vectors, questions, embedder=None):
         self.model, self._vectors, self._rows = vectors.model, vectors, questions
+        self._embedder = embedder       # for the variants of a question
 
     def question_vector(self, question):
         """Return the vector of a question."""
+        if question not in self._rows:
+            return self._embedder.question_vector(question)
         return self._vectors.get(self._rows[question])
 
 
@@ -209,7 +212,7 @@ def main():
             show_refusals(tool, name, folder, ready, embedder, options.sets)
             continue
         for mode, fields in rows:
-            kept = Kept(vectors, questions)
+            kept = Kept(vectors, questions, embedder)
             hybrid = tool.Hybrid(knowledge, vectors, kept, notify=print, **fields)
             found = tool.run_set(judged, hybrid.search)
             figures = " ".join(f"{found[key]:6.3f}" for key in
