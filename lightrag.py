@@ -14672,6 +14672,17 @@ def scopes_of(words, knowledge, cwd):
     return [scope_of(word, knowledge.sources, root, cwd) for word in words]
 
 
+def searched(options, knowledge, console):
+    """Return the scopes that -s names; warn of one where no document is."""
+    scopes = scopes_of(options.source, knowledge, options.cwd)
+    sources = knowledge.sources if scopes else ()
+    for word, scope in zip(options.source, scopes):
+        if sources and not any(in_scope(source, [scope]) for source in sources):
+            folders = {source.rpartition("/")[0] for source in sources} - {""}
+            console.warn(f"-s {one_line(word)}: {missing(word, [*sources, *folders])}")
+    return scopes
+
+
 def scope_of(word, sources, root, cwd):
     """Return the name of one: what stands here goes before what is listed so."""
     if is_address(word):
@@ -14740,13 +14751,17 @@ def report_json(report):
 
 # =============================================================================
 # 71. Listing -- the commands that list, show and search
-#    Uses: Errors, Prose, Ingest, Hybrid, Intake
+#    Uses: Errors, Prose, Documents, Ingest, Hybrid, Arguments, Intake
 # =============================================================================
 
 # The commands that only read.  JSON keeps every field of a record; lines keep what a
 # person needs to find the place again.
 
-EMPTY = "The knowledge base is empty: add a file, a folder or an address."
+
+def emptiness(home):
+    """Return the sentence about a knowledge base without documents."""
+    return (f"The knowledge base in {one_line(home)} is empty: add a file, a folder or "
+            "an address.")
 
 
 def list_command(options, console):
@@ -14857,7 +14872,7 @@ def show_status(status, console):
     for source in status["stale"]:
         console.say(("warn", "stale"), f"  {one_line(source)} (changed or gone; sync)")
     if not status["totals"]["documents"]:
-        console.note(EMPTY)
+        console.note(emptiness(status["home"]))
 
 
 # Searching
@@ -14867,8 +14882,11 @@ def search_command(options, console):
     """Find the passages that match best, without a model."""
     knowledge = open_knowledge(options, console)
     query = " ".join(options.words)
-    sources = scopes_of(options.source, knowledge, options.cwd)
+    sources = searched(options, knowledge, console)
     hits = knowledge.search(query, options.k, sources, options.kind)
+    for kind in () if hits else options.kind:
+        if kind not in SUFFIXES:
+            raise UsageError(unknown("kind", kind, SUFFIXES))
     explained = knowledge.explain(query, hits) if options.explain else None
     if options.json:
         data = {"query": query, "hits": [hit._asdict() for hit in hits]}
@@ -14879,7 +14897,8 @@ def search_command(options, console):
         for row in explained or ():
             show_explained(row, console)
         if not hits:
-            console.note("Nothing found." if knowledge.sources else EMPTY)
+            found = bool(knowledge.sources)
+            console.note("Nothing found." if found else emptiness(knowledge.home))
     return 0 if hits else NotFoundError.exit_code
 
 
@@ -15285,7 +15304,7 @@ def tell_answer(setup, question, attach, as_json=False):
         console.warn(setup.unused)
         telling.warnings.append(setup.unused)
     attached = attach(question, agent.knowledge, options, console)
-    scopes = tuple(scopes_of(options.source, agent.knowledge, options.cwd))
+    scopes = tuple(searched(options, agent.knowledge, console))
     try:
         with contextlib.closing(
             agent.ask(question, options.k, scopes, attached)
@@ -15295,7 +15314,7 @@ def tell_answer(setup, question, attach, as_json=False):
     finally:
         telling.end_line()
     if not agent.knowledge.sources:
-        console.note(EMPTY)
+        console.note(emptiness(agent.knowledge.home))
     return telling
 
 
@@ -15674,7 +15693,8 @@ def eval_cases(path, options, console):
     """Return (name, rows, {setting: figures}) of a golden file."""
     cases = chosen_cases(read_cases(read_json(path)), options.filter)
     if not cases:
-        raise UsageError(f"no case of {one_line(path)} is chosen by --filter")
+        wanted = f" with {' or '.join(options.filter)} in it" if options.filter else ""
+        raise UsageError(f"{one_line(path)} has no case{one_line(wanted)}")
     if options.add:
         add_first(options, console)
     pause, recording = Pace(options.pace) if options.pace else None, {}
@@ -15974,6 +15994,8 @@ SETUP_COMMANDS = {      # functions of the Setup: (function, arguments, summary)
 
 def chat_command(options, console):
     """Talk at the prompt until the user leaves."""
+    if options.json:
+        raise UsageError("chat has no --json, as a talk is not one object; ask has")
     talk = Talk(options, console)
     names = partial(names_like, talk.setup)
     kept = ("cwd", "environ", "home", "debug", "session_rules", "piped", "run", "yes",

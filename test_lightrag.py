@@ -9704,6 +9704,25 @@ class Test71Listing(unittest.TestCase):
         self.assertIn("notes/day5.md", out)
         self.assertIn("\n3 documents, ", out)
 
+    def test_a_scope_or_kind_that_nothing_has_is_told(self):
+        for words, code, said in (
+            (("search", "阈值", "-s", "nots"), 3, "base; did you mean notes?\nNothing fo"),
+            (("ask", self.QUESTION, "-s", "nots/"), 3, "did you mean notes?"),
+            (("search", "阈值", "--kind", "markdwn"), 2, "did you mean markdown?"),
+            (("search", "阈值", "--kind", "pdf"), 3, "Nothing found."),
+            (("chat", "--json"), 2, ""),
+        ):
+            with self.subTest(words=words):
+                found, out, err = self.project.call(*words)
+                self.assertEqual(found, code)
+                self.assertIn(said, err)
+        _, out, _ = self.project.call("search", "阈值", "-s", "nots", "--json")
+        self.assertEqual(json.loads(out)["hits"], [])
+        home = os.path.join(self.project.folder, "elsewhere")
+        code, _, err = self.project.call("--home", home, "search", "阈值")
+        self.assertEqual(code, 3)
+        self.assertIn("elsewhere is empty: add", err)
+
     def test_a_reranker_is_asked_about_once_and_shown_by_explain(self):
         project, query = Project(self), ("search", "planner OR port", "-k", "2")
         project.call("add", ".", "-y")
