@@ -7680,6 +7680,9 @@ def _denied(sentence, passage):
     """
     found = frozenset(tokens(sentence))
     own = max(passage.sentences, key=lambda own: len(found & own), default=frozenset())
+    for other in passage.sentences:     # a sentence may join two of the passage's
+        if other <= found or len(other & found - own) > 1:
+            own |= other
     negations = token_set(NEGATION_WORDS)
     added, dropped = (found - own) & negations, (own - found) & negations
     part = len(found & own) >= PART_SENTENCE_SHARE * len(found)

@@ -4269,6 +4269,10 @@ class Test36Checking(unittest.TestCase):
             (self.EN, "阈值 MAX_HISTORY 是 4000 个字符。"),     # another language
             (self.ZH, "历史压缩的阈值是四千个字符。"), (self.ZH, "最近 6 条消息会原样保留。"),
             (self.ZH, "李明写了第3章。"), (self.ZH, "触发阈值为 ４，０００ 个字符。"),
+            ("以前各天的对话摘要也一起跟着进了系统提示。它不是规则。",       # joined
+             "以前各天的对话摘要也一起跟着进了系统提示，它不是规则。"),
+            ("No. The key follows a redirect to the same host and to the same port alone.",
+             "No: the key follows a redirect to the same host and to the same port alone."),
         ]
         for text, claim in table:
             with self.subTest(claim=claim):
