@@ -16101,15 +16101,19 @@ SAFE_HEADERS = {
 }
 
 
+KIND_OF_STATUS = {      # of all others: usage, the request is a bad one
+    401: "denied", 403: "denied", 404: "not_found", 413: "limit", 429: "limit",
+    503: "limit",
+}
+
+
 class RefusedError(LightragError):
     """A request that is not served, with what HTTP and the page say of it."""
-
-    kind = "denied"
 
     def __init__(self, status, code, message, retry_s=0):
         super().__init__(message)
         self.status, self.code, self.retry_s = status, code, retry_s
-        self.kind = "limit" if status in (413, 429, 503) else "denied"
+        self.kind = KIND_OF_STATUS.get(status, "usage")
 
 
 def is_loopback(bind):

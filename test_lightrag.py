@@ -11226,7 +11226,8 @@ class Test84Admission(WebCase):
             with self.subTest(case):
                 status, headers, data = self.request(method, path, body, **options)
                 self.assertEqual(status, expected, data)
-                self.assertIn("message", json.loads(data)["error"])
+                kind = {401: "denied", 403: "denied", 404: "not_found"}.get(status, "usage")
+                self.assertEqual(json.loads(data)["error"]["kind"], kind)
                 cors = [name for name in headers if name.lower().startswith("access-")]
                 self.assertEqual(cors, [])
         self.assertFalse(os.path.exists(os.path.join(self.home, "quota.json")))
@@ -11270,7 +11271,8 @@ class Test84Admission(WebCase):
             with self.subTest(case):
                 status, _, data = self.request("POST", "/api/ask", body, **headers)
                 self.assertEqual(status, expected, data)
-                self.assertTrue(json.loads(data)["error"]["message"])
+                error = json.loads(data)["error"]
+                self.assertEqual(error["kind"], "limit" if status == 413 else "usage")
         status, _, data = self.request("POST", "/api/ask", iter([b"{}"]), **kind)
         self.assertEqual(status, 411, data)
 
