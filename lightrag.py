@@ -312,6 +312,7 @@ EVALUATED_HITS = 100        # chunks, so that ten documents are among them
 SET_BYTES_MAX = 1 << 30     # a file of a judged set
 
 # Protocol
+TOKENS_TOLD_MAX = 1 << 31   # by a server: more cannot be, nor be divided
 FAULT_CHARS_MAX = 300       # of a server's own words in a message
 
 # Stream
@@ -776,6 +777,10 @@ class ModelError(LightragError):
 
 class ContextError(ModelError):
     """What was sent is too long for the model; a shorter history may do."""
+
+
+class BusyError(ModelError):
+    """The endpoint takes no request for now, whatever is in it."""
 
 
 class ConfigError(LightragError):
@@ -6133,7 +6138,7 @@ def unit_vector(values):
     >>> unit_vector([3.0, 4.0]), unit_vector([0.0]), unit_vector([float("nan")])
     ([0.6, 0.8], None, None)
     """
-    length = math.sqrt(math.fsum(value * value for value in values))
+    length = math.hypot(*values)
     if not 0 < length < math.inf:
         return None
     return [value / length for value in values]
@@ -6509,6 +6514,15 @@ def argument_problem(name, problem, tools=None):
     )
 
 
+def is_count(value):
+    """Tell whether a server's number can be one of tokens: a larger one is a mistake.
+
+    >>> is_count(7), is_count(0), is_count(True), is_count(10 ** 400)
+    (True, False, False, False)
+    """
+    return type(value) is int and 0 < value < TOKENS_TOLD_MAX
+
+
 def read_fault(data):
     """Return the Fault in the bytes of an error: JSON of any shape, HTML, text."""
     text = data.decode("utf-8", "replace")
@@ -6835,8 +6849,9 @@ class Deltas:
     def _add_usage(self, usage):
         if isinstance(usage, dict):
             counts = [usage.get(k) for k in ("prompt_tokens", "completion_tokens")]
-            if any(isinstance(count, int) and count > 0 for count in counts):
-                self.usage = Usage(*(n if isinstance(n, int) else 0 for n in counts))
+            counts = [n if is_count(n) else 0 for n in counts]
+            if any(counts):
+                self.usage = Usage(*counts)
 
     def _add_delta(self, delta):
         for key in ("reasoning_content", "reasoning"):
@@ -9101,6 +9116,7 @@ class HttpLimits:
     idle_s: float       # longest silence, also before the first byte
     total_s: float      # everything from the name look-up to the last byte
     bytes_max: int      # of the body, after decompression
+    wait_s: float = RETRY_WAIT_MAX_S    # before another try
 
 
 # A back end takes (method, url, headers, body, limits, proxy, TLS context, note), calls
@@ -9274,9 +9290,8 @@ class Reply:
         )
 
 
-def exchange(
-    method, url, headers, body, limits, network, clock=time.monotonic, deadline=None
-):
+def exchange(method, url, headers, body, limits, network, clock=time.monotonic,
+             deadline=None):
     """Do one request and return its Reply once the headers have come.
 
     url       str, ASCII, without login and fragment
@@ -11218,9 +11233,10 @@ def conversation_names(folder):
 
 SERVED = {"OPENAI": "chat completions", "EMBEDDING": "embeddings",
           "LRAG_RERANK": "reranking"}
-MODEL_LIMITS = HttpLimits(
-    CONNECT_TIMEOUT_S, MODEL_TIMEOUT_S, MODEL_TOTAL_S, MODEL_BYTES_MAX
-)
+MODEL_LIMITS = HttpLimits(CONNECT_TIMEOUT_S, MODEL_TIMEOUT_S, MODEL_TOTAL_S,
+                          MODEL_BYTES_MAX)
+# Of what only betters a search: there is a result already, so nobody waits long.
+HELP_LIMITS = MODEL_LIMITS._replace(idle_s=30, total_s=60, wait_s=5)
 
 
 @named_tuple
@@ -11248,10 +11264,8 @@ class Model:
     chance    () -> float in [0, 1), for the jitter of waits
     """
 
-    def __init__(
-        self, settings, network=None, limits=MODEL_LIMITS, prefix="OPENAI",
-        clock=time.monotonic, sleep=time.sleep, now=time.time, chance=None,
-    ):
+    def __init__(self, settings, network=None, limits=MODEL_LIMITS, prefix="OPENAI",
+                 clock=time.monotonic, sleep=time.sleep, now=time.time, chance=None):
         self.base_url = settings.base_url.strip() or OPENAI_URL
         self.key, self.name = settings.api_key.strip(), settings.model
         self.network, self.limits, self.prefix = network, limits, prefix
@@ -11261,9 +11275,8 @@ class Model:
         self.window = None          # in tokens, once the endpoint was asked
         self.scale = 1.0            # tokens it counts for each that we estimate
 
-    def chat(
-        self, messages, tools=None, stream=True, model="", options=None, hold=False
-    ):
+    def chat(self, messages, tools=None, stream=True, model="", options=None,
+             hold=False):
         """Yield the events of one answer as they come: deltas, notices, a Turn last.
 
         messages  list of dicts, see Protocol
@@ -11299,7 +11312,8 @@ class Model:
             rows = answer
             if isinstance(answer, dict):
                 rows = answer.get("data") or answer.get("models")
-            return [info for info in map(_model_info, rows or ()) if info.name]
+            rows = rows if isinstance(rows, list) else ()
+            return [info for info in map(_model_info, rows) if info.name]
 
     def window_tokens(self):
         """Return how many tokens the model takes, 0 where the endpoint does not say."""
@@ -11317,9 +11331,8 @@ class Model:
         if not self.name:
             found = self.models()
             if not found:
-                raise ConfigError(
-                    f"{self._where()} lists no model; set {self.prefix}_MODEL"
-                )
+                raise ConfigError(f"{self._where()} lists no model; "
+                                  f"set {self.prefix}_MODEL")
             self.name, self.window = found[0]
         return self.name
 
@@ -11334,9 +11347,12 @@ class Model:
             with self._open(method, path, body) as reply:
                 data = reply.read()
             try:
-                yield json.loads(data)
+                answer = json.loads(data)
             except (ValueError, RecursionError):
                 raise FaultError(read_fault(data), reply.status) from None
+            if isinstance(answer, dict) and answer.get("error"):
+                raise FaultError(fault_of(answer))
+            yield answer
 
         return list(self._tries(_attempt))[-1]
 
@@ -11363,7 +11379,9 @@ class Model:
                 if number == TRIES or not may_heal(error):
                     raise
                 headers, why = getattr(error, "headers", {}), str(error)
-            wait_s = retry_wait_s(headers, number, self.now(), self.chance)
+                wait_s = retry_wait_s(headers, number, self.now(), self.chance)
+                if wait_s > self.limits.wait_s:
+                    raise
             text = self._masked(f"{why}; next try in {wait_s:.1f} s")
             yield Notice(text, wait_s < QUIET_WAIT_S)
             self.sleep(wait_s)
@@ -11397,9 +11415,8 @@ class Model:
             data = json_text(body).encode("utf-8")
         network = self.network or read_network(os.environ)
         for _ in range(REDIRECTS_MAX + 1):
-            reply = exchange(
-                method, url, headers, data, self.limits, network, self.clock
-            )
+            reply = exchange(method, url, headers, data, self.limits, network,
+                             self.clock)
             if 200 <= reply.status < 300:
                 return reply
             with reply:
@@ -11492,9 +11509,9 @@ class Model:
         if CONTEXT_WORDS.search(words):
             return ContextError, f"too long for the model{said}"
         if QUOTA_WORDS.search(words):
-            return ModelError, f"the account at {where} is used up{said}"
+            return BusyError, f"the account at {where} is used up{said}"
         if status == 429:
-            return ModelError, f"{where} is asked too often{said}; try again later"
+            return BusyError, f"{where} is asked too often{said}; try again later"
         return ModelError, f"{where} reports an error{said}"
 
     def _where(self):
@@ -11510,7 +11527,7 @@ def _model_info(row):
         return ModelInfo(str(row or ""))
     meta = row.get("meta") if isinstance(row.get("meta"), dict) else {}
     windows = [{**meta, **row}.get(key) for key in WINDOW_KEYS]
-    window = next((n for n in windows if isinstance(n, int) and n > 0), 0)
+    window = next(filter(is_count, windows), 0)
     name = row.get("id") or row.get("name") or row.get("model") or ""
     return ModelInfo(str(name), window)
 
@@ -11571,6 +11588,7 @@ PREFIXES = (        # (model, before a question, before a document); the first t
     (r"bge", "Represent this sentence for searching relevant passages: ", ""),
     (r"nomic", "search_query: ", "search_document: "),
 )
+PROBE_TEXT = "text"         # that every model takes
 INPUT_TYPES = Pattern(r"voyage")     # models that want input_type instead
 
 
@@ -11580,12 +11598,13 @@ class Embedder:
     settings  embedding_base_url, _api_key, _model, _prefix, _rpm and _tpm are read
     """
 
-    def __init__(self, settings, network=None, clock=time.monotonic, sleep=time.sleep):
+    def __init__(self, settings, network=None, clock=time.monotonic, sleep=time.sleep,
+                 limits=MODEL_LIMITS):
         self.settings, self.clock, self.sleep = settings, clock, sleep
         self.endpoint = Model(settings._replace(
             base_url=settings.embedding_base_url, api_key=settings.embedding_api_key,
             model=settings.embedding_model,
-        ), network, prefix="EMBEDDING", clock=clock, sleep=sleep)
+        ), network, limits, prefix="EMBEDDING", clock=clock, sleep=sleep)
         self.address = shown_url(settings.embedding_base_url)
         self._ready_s = clock()     # when the pace allows the next call
         self._known = {}            # question -> its vector
@@ -11607,7 +11626,7 @@ class Embedder:
     def embed(self, texts, keep, progress=None):
         """Embed documents; keep(number, vector or None) is called for each as it comes.
 
-        Raises  NetworkError or ConfigError as soon as the endpoint is gone
+        Raises  NetworkError, ConfigError or ModelError as soon as the endpoint is gone
         """
         from concurrent.futures import ThreadPoolExecutor
 
@@ -11640,6 +11659,8 @@ class Embedder:
         """Return a vector or None for each text; halves what is refused."""
         try:
             return self._vectors(texts, "document")
+        except BusyError:
+            raise
         except ModelError:
             if len(texts) > 1:
                 middle = len(texts) // 2
@@ -11648,6 +11669,7 @@ class Embedder:
         try:
             return self._vectors([texts[0][: len(texts[0]) // 2]], "document")
         except ModelError:
+            self._vectors([PROBE_TEXT], "document")     # is it the text, or all of it?
             return [None]
 
     def _vectors(self, texts, kind):
@@ -11700,7 +11722,7 @@ def vectors_in(answer, count):
         if all("index" in row for row in rows):
             rows = sorted(rows, key=itemgetter("index"))
         return [_floats(row["embedding"]) for row in rows]
-    except (TypeError, KeyError, ValueError):
+    except (TypeError, KeyError, ValueError, OverflowError):
         raise ModelError("the embeddings endpoint sent no vectors") from None
 
 
@@ -12729,7 +12751,7 @@ class Subjects:
         try:
             self.open("texts that have changed")
             numbers = self._marked(text, parts)
-        except (ConfigError, NetworkError, DeniedError) as error:
+        except (ConfigError, NetworkError, DeniedError, BusyError) as error:
             self._is_gone = True
             return [], f"from here on cut as auto: {error}; mend it with sync --recut"
         except ModelError as error:
@@ -12804,8 +12826,6 @@ RERANKED_MAX = 20           # passages an endpoint is sent
 PICKED_FROM = 10            # passages a chat model is shown: more and it mixes them up
 PICKED_MAX = 5
 VARIANTS = 3                # of a question
-# An order is there already, so nobody waits long for a better one.
-RERANK_LIMITS = MODEL_LIMITS._replace(idle_s=30, total_s=60)
 PICK_PROMPT = f"""\
 Which of the numbered passages answer the question? Answer with a list of at most \
 {PICKED_MAX} of their numbers, the best first, like [3, 1], and nothing else; [] when \
@@ -12830,7 +12850,7 @@ class Reranker:
         self.endpoint = Model(settings._replace(
             base_url=settings.rerank_base_url, api_key=settings.rerank_api_key,
             model=settings.rerank_model,
-        ), network, RERANK_LIMITS, prefix="LRAG_RERANK", sleep=sleep)
+        ), network, HELP_LIMITS, prefix="LRAG_RERANK", sleep=sleep)
         self.address = shown_url(settings.rerank_base_url)
         self.allowed, self._takes_texts = allowed, False
 
@@ -12911,7 +12931,7 @@ class Adviser:
     def _answer(self, prompt, query, texts=()):
         """Return what the model says, each text cut to its share of the budget."""
         model, conversation = self._model(), Conversation("", "", os.urandom(6).hex())
-        model.limits = RERANK_LIMITS
+        model.limits = HELP_LIMITS
         requests = Requests(self.settings, model, conversation)
         requests.learn_window([prompt, query, *texts], None)
         share = requests.budget() * QUESTION_SHARE / max(1, len(texts))
@@ -14205,7 +14225,7 @@ def open_model(settings, consent):
 
 # =============================================================================
 # 68. Meaning -- search by meaning and with models, as the user set it up
-#    Uses: Errors, Ingest, Embedder, Hybrid, Subjects, Rerank, Consent
+#    Uses: Errors, Ingest, Model, Embedder, Hybrid, Subjects, Rerank, Consent
 # =============================================================================
 
 # Embeddings, a reranker and the chat model each join the search when their settings
@@ -14221,7 +14241,7 @@ def use_meaning(knowledge, options, console):
     settings = settings_of(options)
     embedder = vectors = None
     if settings.embedding_base_url:
-        embedder = Embedder(settings)
+        embedder = Embedder(settings, limits=HELP_LIMITS)
         vectors, problem = load_vectors(knowledge.home)
         if problem:
             console.warn(problem)

@@ -7156,7 +7156,7 @@ class ModelCases(OnBothTransports):
             (refuse(403, "no"), lr.ConfigError, "OPENAI_API_KEY"),
             (refuse(404, "The model `tiny` does not exist"), lr.ConfigError, "OPENAI_MODEL"),
             (refuse(404), lr.ConfigError, "OPENAI_BASE_URL"),
-            (refuse(429, "You exceeded your current quota", "insufficient_quota"), lr.ModelError,
+            (refuse(429, "You exceeded your current quota", "insufficient_quota"), lr.BusyError,
              "used up"),
             (refuse(503, "busy", X_Should_Retry="false"), lr.ModelError, "503"),
             (stream_of({"error": {"type": "invalid_request_error"}}), lr.ModelError, "error"),
@@ -7320,6 +7320,9 @@ class ModelCases(OnBothTransports):
              [lr.ModelInfo("a", 2048), lr.ModelInfo("b")]),
             ({"models": [{"name": "a", "context_length": 9}, None, {}]}, [lr.ModelInfo("a", 9)]),
             (["a"], [lr.ModelInfo("a")]), ({"data": None}, []), ([], []),
+            ({"data": 5}, []), ("x", []), (7, []),
+            ([{"id": "a", "n_ctx": 10 ** 400}, {"id": "b", "n_ctx": True}],
+             [lr.ModelInfo("a"), lr.ModelInfo("b")]),
         ):
             with self.subTest(body), ScriptedServer([[answer(200, json.dumps(body).encode())]]) as s:
                 self.assertEqual(self.model(s).models(), wanted)
@@ -7337,6 +7340,22 @@ class ModelCases(OnBothTransports):
         for script in ([answer(200, b'{"data": []}')], refuse(404)):
             with ScriptedServer([script]) as server:
                 self.error(lr.ConfigError, self.model(server, name=""), "OPENAI_MODEL")
+
+    def test_nobody_waits_longer_than_the_limits_say(self):
+        limits = self.LIMITS._replace(wait_s=2)
+        for asked_s, tries in ((1, 3), (3, 1)):
+            with self.subTest(asked_s), ScriptedServer(
+                    [refuse(429, "", Retry_After=str(asked_s))]) as server:
+                self.error(lr.BusyError, self.model(server, limits=limits), "too often")
+                self.assertEqual(len(server.requests), tries)
+
+    def test_an_error_that_calls_itself_a_success(self):
+        body = json.dumps({"error": {"message": f"no quota for {KEY}"}}).encode()
+        with ScriptedServer([[answer(200, body)]]) as server:
+            with self.assertRaises(lr.ModelError) as caught:
+                self.model(server).post_json("rerank", {})
+            self.assertIn("reports an error (no quota for ", str(caught.exception))
+            self.assertNotIn(KEY, str(caught.exception))
 
     def test_a_body_that_is_no_json(self):
         with ScriptedServer([[answer(200, b"<html><title>Sign in</title>")]]) as server:
@@ -7473,6 +7492,16 @@ class Test53Embedder(unittest.TestCase):
         self.assertEqual([vector is None for vector in found],
                          [False, False, True, False, False])
 
+    def test_an_endpoint_that_refuses_all_is_not_asked_for_each(self):
+        for status, kind, most in ((500, lr.ModelError, 60), (429, lr.BusyError, 6)):
+            with self.subTest(status):
+                server = EmbeddingServer(self)
+                server.refuse = lambda body, status=status: status
+                with self.assertRaises(lr.ModelError) as caught:
+                    self.embedded(server.embedder(), [f"text {i}" for i in range(640)])
+                self.assertIs(type(caught.exception), kind)
+                self.assertLessEqual(len(server.requests), most)
+
     def test_batches_are_bounded(self):
         texts = ["word " * 8000, "a", "b", "汉" * 7998, "c"]
         self.assertEqual(list(lr.batches_of(texts)), [[0], [1, 2, 3], [4]])
@@ -7493,9 +7522,11 @@ class Test53Embedder(unittest.TestCase):
 
     def test_what_is_no_vectors_is_said(self):
         for answer in ([], {}, {"data": []}, {"data": [{"embedding": ["x"]}]},
-                       {"data": [{"index": 0}]}, {"data": ["x"]}):
+                       {"data": [{"index": 0}]}, {"data": ["x"]},
+                       {"data": [{"embedding": [10 ** 400]}]}):
             with self.subTest(answer=answer), self.assertRaises(lr.ModelError):
                 lr.vectors_in(answer, 1)
+        self.assertEqual(lr.unit_vector([3e160, 0.0]), [1.0, 0.0])
 
 
 # 54. Hybrid
@@ -7933,6 +7964,16 @@ class Test59Subjects(unittest.TestCase):
         self.assertGreater(len(shown), 3)
         for window in shown:
             self.assertLess(lr.estimate_tokens(window), 1000)
+
+    def test_a_model_that_is_asked_too_often_is_not_asked_on(self):
+        text = "\n\n".join(f"Paragraph {n} {'of it ' * 60}" for n in range(9))
+        with ScriptedServer([refuse(429, "You exceeded your current quota")]) as server:
+            found = lr.Settings(base_url=server.url + "/v1", model="m")
+            divide = lr.Subjects(found, lambda address, what: "")
+            problems = [divide(text, "text")[1] for _ in range(3)]
+            self.assertEqual(len(server.requests), 1)
+        self.assertIn("sync --recut", problems[0])
+        self.assertEqual(problems[1:], ["", ""])
 
     def test_text_is_data_and_crumbs_are_no_subjects(self):
         text = "\n\n".join(f"Line {n}." for n in range(200))
