@@ -309,7 +309,8 @@ REPEAT_SHARE = 0.8          # of the shorter one's words: then it says the same 
 # Golden, Evaluation
 REGRESSION_MIN = 0.005      # a metric that falls by less has not changed
 EVALUATED_HITS = 100        # chunks, so that ten documents are among them
-SET_BYTES_MAX = 1 << 30     # a file of a judged set
+SET_BYTES_MAX = 1 << 30     # a file of a judged set, unpacked
+GRADE_MAX = 1000            # of a judgement: people give 1 to 4
 
 # Protocol
 TOKENS_TOLD_MAX = 1 << 31   # by a server: more cannot be, nor be divided
@@ -13442,33 +13443,47 @@ def read_set(folder):
     Raises UsageError when the folder holds no such set
     """
     judgements = {}
-    for line in _text_of(folder, "qrels.tsv").splitlines():
+    for line in filter(str.strip, _text_of(folder, "qrels.tsv").split("\n")):
         try:
             question, document, grade = line.split("\t")
+            if int(grade) > GRADE_MAX:
+                raise ValueError
             if int(grade) > 0:
                 judgements.setdefault(question, {})[document] = int(grade)
         except ValueError:
-            raise UsageError(
-                f"{folder}: qrels.tsv wants question, document and grade in each line"
-            ) from None
-    try:
-        documents = _rows_of(folder, "corpus")
-        questions = {str(row["id"]): row["text"] for row in _rows_of(folder, "queries")}
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{folder} is no judged set: {error}") from None
+            raise UsageError(f"{one_line(folder)}: qrels.tsv wants question, document "
+                             "and grade in each line") from None
+    documents = _rows_of(folder, "corpus")
+    questions = {str(row["id"]): row["text"] for row in _rows_of(folder, "queries")}
     judged = {name: text for name, text in questions.items() if name in judgements}
-    if not judged:
-        raise UsageError(f"{folder}: qrels.tsv judges none of its questions")
+    known = {str(row["id"]) for row in documents}
+    if not judged or known.isdisjoint(chain(*judgements.values())):
+        what = "documents" if judged else "questions"
+        raise UsageError(f"{one_line(folder)}: qrels.tsv judges none of its {what}")
     name = os.path.basename(os.path.abspath(folder))
     return JudgedSet(name, documents, judged, judgements)
 
 
 def _rows_of(folder, stem_name):
-    """Return the records of a JSONL file, packed or not."""
+    """Return the records of a JSONL file, packed or not: {"id", "title", "text"}."""
     names = (f"{stem_name}.jsonl", f"{stem_name}.jsonl.gz")
     found = [n for n in names if os.path.exists(os.path.join(folder, n))]
-    text = _text_of(folder, found[0] if found else names[0])
-    return [json.loads(line) for line in text.split("\n") if line.strip()]
+    name, rows = found[0] if found else names[0], []
+    for number, line in enumerate(_text_of(folder, name).split("\n"), 1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+                rows.append({"id": row["id"], "title": row.get("title") or "",
+                             "text": row["text"] or ""})
+                kinds = [type(value) for value in rows[-1].values()]
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                kinds = []
+            if kinds not in ([str, str, str], [int, str, str]):
+                raise UsageError(
+                    f"{one_line(folder)} is no judged set: {name}, line {number} "
+                    'wants {"id": "...", "text": "..."}'
+                )
+    return rows
 
 
 def _text_of(folder, name):
@@ -13476,9 +13491,14 @@ def _text_of(folder, name):
 
     try:
         data = read_bytes(os.path.join(folder, name), SET_BYTES_MAX)
-        return (gzip.decompress(data) if name.endswith(".gz") else data).decode("utf-8")
-    except (OSError, EOFError, ValueError, SourceError) as error:
-        raise UsageError(f"{folder} is no judged set: {name}: {error}") from None
+        if name.endswith(".gz"):
+            data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(SET_BYTES_MAX + 1)
+            if len(data) > SET_BYTES_MAX:
+                raise SourceError(f"larger than {SET_BYTES_MAX:,} bytes")
+        return data.decode("utf-8-sig")
+    except (OSError, EOFError, ValueError, SourceError, zlib.error) as error:
+        raise UsageError(
+            f"{one_line(folder)} is no judged set: {name}: {error}") from None
 
 
 def read_json(path):
@@ -13496,9 +13516,9 @@ def knowledge_of(judged):
     """Return a Knowledge in memory of the documents of a set."""
     knowledge = Knowledge(None)
     for row in judged.documents:
-        text, title = row.get("text") or row.get("title") or "", row.get("title") or ""
-        if (title or text).strip():
-            knowledge.add_text(text, source=str(row["id"]), title=title)
+        text = row["text"] or row["title"]
+        if (row["title"] or text).strip():
+            knowledge.add_text(text, source=str(row["id"]), title=row["title"])
     return knowledge
 
 

@@ -8740,9 +8740,17 @@ class Test64Evaluation(Folder):
         table = [("qrels.tsv", "q1 d1 1\n", "question, document and grade"),
                  ("qrels.tsv", "q9\td1\t1\n", "judges none"),
                  ("corpus.jsonl", "{\n", "is no judged set"),
-                 ("queries.jsonl", '{"id": 1}\n', "is no judged set")]
+                 ("queries.jsonl", '{"id": 1}\n', "is no judged set"),
+                 ("qrels.tsv", "q1\td9\t1\n", "judges none of its documents"),
+                 ("qrels.tsv", f"q1\td1\t1{'0' * 400}\n", "question, document and grade"),
+                 *(("corpus.jsonl", '{"id": "a", "text": "b"}\n\n' + line + "\n",
+                    "corpus.jsonl, line 3 wants")
+                   for line in ("[1]", "7", "[" * 100_000, '{"id": "d", "text": 5}',
+                                '{"_id": "d", "text": "x"}', '{"id": "d"}',
+                                '{"id": 1.5, "text": "x"}', '{"id": null, "text": "x"}',
+                                '{"id": "d", "text": "x", "title": 7}'))]
         for name, text, message in table:
-            with self.subTest(name=name, text=text):
+            with self.subTest(name=name, text=text[:60]):
                 judged_folder(folder)
                 self.write(os.path.join("tiny", name), text)
                 with self.assertRaises(lr.UsageError) as caught:
@@ -8750,6 +8758,19 @@ class Test64Evaluation(Folder):
                 self.assertIn(message, str(caught.exception))
         with self.assertRaises(lr.UsageError):
             lr.read_set(self.root)
+
+    def test_a_packed_file_that_is_broken_is_named(self):
+        folder = judged_folder(os.path.join(self.root, "tiny"), True)
+        path = os.path.join(folder, "corpus.jsonl.gz")
+        with open(path, "rb") as file:
+            good = file.read()
+        middle = bytes(byte ^ 90 for byte in good[25:-8])
+        for broken in (b"{}", good[:30], good[:-1], good[:25] + middle + good[-8:]):
+            with open(path, "wb") as file:
+                file.write(broken)
+            with self.subTest(broken), self.assertRaises(lr.UsageError) as caught:
+                lr.read_set(folder)
+            self.assertIn("corpus.jsonl.gz", str(caught.exception))
 
     def test_fewer_questions_are_the_same_each_time(self):
         names = [f"q{n}" for n in range(50)]
