@@ -13507,8 +13507,8 @@ def read_json(path):
     Raises UsageError that names the file
     """
     try:
-        return json.loads(read_bytes(path, FILE_BYTES_MAX).decode("utf-8"))
-    except (OSError, ValueError, SourceError) as error:
+        return json.loads(read_bytes(path, FILE_BYTES_MAX).decode("utf-8-sig"))
+    except (OSError, ValueError, RecursionError, SourceError) as error:
         raise UsageError(f"{one_line(path)} cannot be read as JSON: {error}") from None
 
 
@@ -13633,9 +13633,14 @@ def turn_of(row):
     """Return the Turn of a recording's row; raises ConfigError when it is none."""
     try:
         calls = tuple(Call(**call) for call in row["calls"])
-        return Turn(row["text"], calls, row["finish"])
+        turn = Turn(row["text"], calls, row["finish"])
+        fits = {str: [turn.text, turn.finish, *(call.name for call in calls)],
+                dict: [call.arguments for call in calls]}
+        if all(isinstance(value, kind) for kind in fits for value in fits[kind]):
+            return turn
     except (KeyError, TypeError):
-        raise ConfigError("the recording holds no answers: record again") from None
+        pass
+    raise ConfigError("the recording holds no answers: record again")
 
 
 class Recorder:
@@ -13661,7 +13666,7 @@ class Replayer:
     takes_tools, scale, window = True, 1.0, 0
 
     def __init__(self, turns):
-        self.turns = list(turns)
+        self.turns = list(turns) if isinstance(turns, (list, tuple)) else [turns]
 
     def default_name(self):
         """The name of the model."""
@@ -13726,7 +13731,10 @@ class Face:
                       self.network) as reply:
             if reply.status != 200:
                 raise ModelError(f"{self.url}: {read_fault(reply.read()).message}")
-            return outcome_of_frames(sse_events(reply.pieces()))
+            try:
+                return outcome_of_frames(sse_events(reply.pieces()))
+            except (ValueError, KeyError, TypeError, RecursionError):
+                raise ModelError(f"{self.url} does not answer as serve does") from None
 
 
 def outcome_of_frames(frames):
@@ -15687,6 +15695,7 @@ class Talk:
 
 def eval_command(options, console):
     """Evaluate golden cases and judged sets."""
+    before = earlier_result(options.baseline) if options.baseline else {}
     cases, metrics = [], {}
     for word in options.words:
         if os.path.isdir(word):
@@ -15698,7 +15707,7 @@ def eval_command(options, console):
     passed = sum(row["passed"] for row in cases)
     result = {"cases": cases, "passed": passed, "failed": len(cases) - passed,
               "metrics": metrics}
-    worse = regressions(read_json(options.baseline), result) if options.baseline else []
+    worse = regressions(before, result)
     if options.html:
         write_report(options.html, cases, metrics)
     if options.json:
@@ -15708,6 +15717,16 @@ def eval_command(options, console):
     for sentence in worse:
         console.warn(f"worse than {one_line(options.baseline)}: {sentence}")
     return 1 if worse or (result["failed"] and not options.baseline) else 0
+
+
+def earlier_result(path):
+    """Return what eval --json gave before; raises UsageError when it is none."""
+    before = read_json(path)
+    try:
+        regressions(before, before)     # all that will be compared can be
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise UsageError(f"{one_line(path)} is no result of eval --json") from None
+    return before
 
 
 def eval_set(folder, options, console):
@@ -15765,6 +15784,8 @@ def answering(options, console, recording):
         face = Face(options.base_url, options.environ)
         return "face", lambda case: face.ask(case.question)
     kept = read_json(options.replay) if options.replay else {}
+    if not isinstance(kept, dict):
+        raise UsageError(f"{one_line(options.replay)} is no file of --record")
 
     def _ask(model, case):
         agent = Setup(options, console, model=model).agent()

@@ -10117,6 +10117,37 @@ class Test81Grading(unittest.TestCase):
             self.assertEqual((code, data["error"]["kind"]), (2, "usage"))
             self.assertIn("none.json", data["error"]["message"])
 
+    def test_files_of_another_shape_are_named(self):
+        odd = os.path.join(self.project.root, "odd.json")
+        results = [[1], {"metrics": 5}, {"metrics": {"a": 5}}, {"cases": 5}, {"cases": [{}]},
+                   {"metrics": {"a": {"b": {"R4": "x"}}}}, "[" * 100_000]
+        for flag, kind, values in (
+            ("--baseline", "usage", results), ("--replay", "usage", [None, 5, [], "[" * 100_000])
+        ):
+            for value in values:
+                text = value if isinstance(value, str) else json.dumps(value)
+                self.project.write("odd.json", text)
+                with self.subTest(flag, text=text[:60]):
+                    code, data = self.project.data("eval", self.file, flag, odd)
+                    self.assertEqual((code, data["error"]["kind"]), (2, kind), data)
+                    self.assertIn(odd, data["error"]["message"])
+        call = {"id": "c", "name": "x", "arguments": 5}
+        for turns in (5, ["x"], [{"text": 5, "calls": [], "finish": "stop"}],
+                      [{"text": "", "calls": [call], "finish": "stop"}]):
+            self.project.write("odd.json", json.dumps({"limit": turns, "moon": turns}))
+            with self.subTest(turns=turns):
+                code, data = self.project.data("eval", self.file, "--replay", odd)
+                self.assertEqual([row["reason"] for row in data["cases"]],
+                                 ["config: the recording holds no answers: record again"] * 2)
+
+    def test_a_face_of_something_else_is_named(self):
+        for frames in (b"event: done\ndata: {}\n\n", b"event: done\ndata: x\n\n",
+                       b"event: step\ndata: [1]\n\n", b"event: retrieval\ndata: 5\n\n"):
+            with self.subTest(frames), ScriptedServer([[answer(200, frames)]]) as server:
+                with self.assertRaises(lr.ModelError) as caught:
+                    lr.Face(server.url, {}).ask("q")
+                self.assertIn("does not answer as serve does", str(caught.exception))
+
     def test_the_first_screen_shows_the_sample_and_nothing_else(self):
         """A note about the making of the tool does not enter, however it is named."""
         project = Project(self)
