@@ -454,6 +454,7 @@ VECTORS_MAGIC = b"LRAGVEC1"
 KEY_BYTES = 16              # of the digest of a text
 LANE_BYTES = 4              # of a column: a sum of 65,000 dimensions fits
 SPARE_FINALISTS = 20        # scored anew beyond those asked for; bytes are off by 0.01
+VECTOR_LENGTH_MAX = 1e150   # its square is a number; real ones are below 100
 COSINE_MIN = 0.2            # below it a passage is about something else
 
 # Fusion, Hybrid
@@ -6134,13 +6135,13 @@ LOW_BYTE = 0 if NATIVE == "little" else LANE_BYTES - 1
 
 
 def unit_vector(values):
-    """Return a vector of length 1, None for one that is zero or not finite.
+    """Return a vector of length 1, None for one that is zero, vast or not finite.
 
     >>> unit_vector([3.0, 4.0]), unit_vector([0.0]), unit_vector([float("nan")])
     ([0.6, 0.8], None, None)
     """
     length = math.hypot(*values)
-    if not 0 < length < math.inf:
+    if not 0 < length < VECTOR_LENGTH_MAX:
         return None
     return [value / length for value in values]
 
@@ -6300,11 +6301,11 @@ def read_vectors(buffer):
     )
     try:
         known = json.loads(bytes(catalogue))
-        model, stamp = known["model"], known["stamp"]
-    except (ValueError, KeyError, TypeError):
+        model, stamp = str(known["model"]), tuple(known["stamp"] or ()) or None
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise DamageError("A file of vectors does not say whose they are") from None
     return Vectors(model, dimension, keys, scales.cast("f"), rows,
-                   tuple(stamp) if stamp else None, places.cast("I"))
+                   stamp, places.cast("I"))
 
 
 # =============================================================================
@@ -10064,6 +10065,11 @@ def unique(documents):
     return list({document.source: document for document in documents}.values())
 
 
+# What reading an index may raise: its checksums are wrong, or right and not ours.
+UNSOUND = (DamageError, ValueError, TypeError, LookupError, ArithmeticError,
+           struct.error)
+
+
 def read_base(home, trusted=True):
     """Return the Base of the knowledge.json in a home, indexed as far as it was not.
 
@@ -10080,7 +10086,7 @@ def caught_up(path, old):
     data, stamp = read_stamped(path)
     if data is None:
         return new_base(path)
-    with contextlib.suppress(ValueError):   # raised again below, where it is one
+    with contextlib.suppress(*UNSOUND):     # of the file, it is raised again below
         base = caught_up_lines(path, stamp, data, old)
         if base:
             return base
@@ -10229,7 +10235,7 @@ def mapped_base(path, stamp):
         return None
     try:
         base = open_map(path, map_path(path, stamp))
-    except (OSError, DamageError, ValueError, KeyError, TypeError):
+    except (OSError, *UNSOUND):
         return None
     return base if base.stamp == stamp else None
 
@@ -10244,7 +10250,7 @@ def newest_map(path):
     except OSError:
         return None
     for _, name in reversed(maps):
-        with contextlib.suppress(OSError, DamageError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, *UNSOUND):
             base = open_map(path, name)
             if base.lines is not None:
                 return base
@@ -10254,7 +10260,7 @@ def newest_map(path):
 def open_map(path, name):
     """Return the Base that a map describes; the file may be another version by now.
 
-    Raises OSError, DamageError, ValueError, KeyError or TypeError when it is not whole
+    Raises OSError or one of UNSOUND when it is not whole
     """
     sealed = Sealed(mapped(name), MAP_MAGIC)
     lines_size, catalogue_size, names_size, _, _ = sealed.counts
@@ -10298,7 +10304,7 @@ def mapped(path):
 
 # =============================================================================
 # 48. Knowledge -- the documents and their index
-#    Uses: Settings, Errors, Chunks, Sealed, Ranking, Documents, Files, Folders, Store
+#    Uses: Settings, Errors, Chunks, Ranking, Documents, Files, Folders, Store
 # =============================================================================
 
 # Opening reads no document: a search takes the few it shows from the file, and only a
@@ -10367,7 +10373,7 @@ class Knowledge:
                     return action()
                 except StaleError:
                     self._reload()
-                except DamageError:
+                except UNSOUND:
                     self._reload(trusted=False)
             return action()
         finally:
