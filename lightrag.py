@@ -8283,10 +8283,16 @@ def endpoint_url(base_url, path, version=""):
     'http://h:1/v1/models'
     >>> endpoint_url("https://h/openai?api-version=2", "models", "v1")
     'https://h/openai/v1/models?api-version=2'
+
+    Raises  SourceError when the base can be no address
     """
     from urllib.parse import urlsplit, urlunsplit
 
-    scheme, netloc, base, query, _ = urlsplit(base_url.strip())
+    try:
+        scheme, netloc, base, query, _ = urlsplit(base_url.strip())
+    except ValueError:      # half an IPv6 address
+        shown = shown_url(base_url)
+        raise SourceError(f"{shown}: not an http or https address") from None
     base = re.sub("/{2,}", "/", base).rstrip("/")
     paths = "/(?:chat/completions|completions|embeddings|models|rerank)$"
     base = re.sub(paths, "", base)
@@ -8296,14 +8302,18 @@ def endpoint_url(base_url, path, version=""):
 
 
 def address_secrets(url):
-    """Return what of an address is secret: its login and parts of its query."""
-    from urllib.parse import parse_qsl, urlsplit
+    """Return what of an address is secret: its login, as sent too, and of its query.
 
-    parts = urlsplit(url)
-    login = parts.netloc.rpartition("@")[0]
-    secrets = [login, login.partition(":")[2]]
-    pairs = parse_qsl(parts.query)
-    return secrets + [value for name, value in pairs if SECRET_QUERY.search(name)]
+    >>> address_secrets("http://me:pw@x.test/?key=k&q=1")
+    ['me:pw', 'pw', 'bWU6cHc=', 'k']
+    """
+    from urllib.parse import parse_qsl
+
+    head, _, query = url.partition("?")
+    login = re.match(r"(?:[^/?#]*//)?(?:([^/?#]*)@)?", head)[1] or ""
+    secrets = [login, login.partition(":")[2], basic_login(login).partition(" ")[2]]
+    return secrets + [value for name, value in parse_qsl(query.partition("#")[0])
+                      if SECRET_QUERY.search(name)]
 
 
 def masked(text, secrets):
@@ -9250,18 +9260,18 @@ class Reply:
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def pieces(self):
-        """Return an iterator of bytes, decompressed, each as soon as it arrives."""
+        """Yield the body, decompressed, as it arrives; NetworkError over the limit."""
         encoding = self.headers.get("Content-Encoding", "").strip().lower()
-        return _decoded(iter(self._take, b""), encoding, shown_url(self.url))
+        shown, most, size = shown_url(self.url), self.limits.bytes_max, 0
+        for piece in _decoded(iter(self._take, b""), encoding, shown):
+            size += len(piece)
+            if size > most:
+                raise NetworkError(f"{shown}: larger than {most:,} bytes")
+            yield piece
 
     def read(self):
-        """Return the whole body; raises NetworkError when it is over the limit."""
-        data, most = bytearray(), self.limits.bytes_max
-        for piece in self.pieces():
-            data += piece
-            if len(data) > most:
-                raise NetworkError(f"{shown_url(self.url)}: larger than {most:,} bytes")
-        return bytes(data)
+        """Return the whole body; raises as pieces does."""
+        return b"".join(self.pieces())
 
     def _put(self, item):
         """Hand on one item to the reader; False when it has left."""
@@ -13720,10 +13730,17 @@ class Face:
     def __init__(self, address, environ):
         from urllib.parse import parse_qs, urlsplit
 
-        parts = urlsplit(address)
+        try:
+            parts = urlsplit(address)
+            token = parse_qs(parts.query).get("token", [""])[0]
+            fits = (parts.scheme in ("http", "https") and parts.hostname
+                    and parts.port != 0 and re.fullmatch("[!-?A-~]*", address + token))
+        except ValueError:      # a port that is no number, half an IPv6 address
+            fits = False
+        if not fits:
+            raise UsageError("--base-url wants an address as serve prints it")
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}/api/ask"
-        self.token = parse_qs(parts.query).get("token", [""])[0]
-        self.network = read_network(environ)
+        self.token, self.network = token, read_network(environ)
 
     def ask(self, question):
         """Return the Outcome of a question.
@@ -13736,7 +13753,8 @@ class Face:
         with exchange("POST", self.url, headers, body, MODEL_LIMITS,
                       self.network) as reply:
             if reply.status != 200:
-                raise ModelError(f"{self.url}: {read_fault(reply.read()).message}")
+                said = read_fault(reply.read()).message
+                raise ModelError(f"{self.url}: {reply.status} {said}".rstrip())
             try:
                 return outcome_of_frames(sse_events(reply.pieces()))
             except (ValueError, KeyError, TypeError, RecursionError):

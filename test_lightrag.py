@@ -7374,6 +7374,22 @@ class ModelCases(OnBothTransports):
                 self.error(lr.BusyError, self.model(server, limits=limits), "too often")
                 self.assertEqual(len(server.requests), tries)
 
+    def test_a_stream_without_end_is_left(self):
+        limits, spaces = self.LIMITS._replace(bytes_max=1 << 20), b" " * (1 << 18)
+        with ScriptedServer([[answer(200, length=False), *[spaces] * 40, "stall"]]) as server:
+            self.error(lr.NetworkError, self.model(server, limits=limits), "larger than")
+
+    def test_a_login_that_comes_back_is_not_shown(self):
+        def _script(request):
+            return refuse(401, f"bad key {request.headers['authorization']}")
+
+        with ScriptedServer(_script) as server:
+            address = server.url.replace("//", "//me:secretword@")
+            said = self.error(lr.ConfigError, self.model(address, key=""), "bad key Basic")
+        for secret in ("secretword", base64.b64encode(b"me:secretword").decode()):
+            self.assertNotIn(secret, said)
+        self.error(lr.ConfigError, self.model("http://[::1"), "OPENAI_BASE_URL")
+
     def test_an_error_that_calls_itself_a_success(self):
         body = json.dumps({"error": {"message": f"no quota for {KEY}"}}).encode()
         with ScriptedServer([[answer(200, body)]]) as server:
@@ -10164,6 +10180,14 @@ class Test81Grading(unittest.TestCase):
                 code, data = self.project.data("eval", self.file, "--replay", odd)
                 self.assertEqual([row["reason"] for row in data["cases"]],
                                  ["config: the recording holds no answers: record again"] * 2)
+
+    def test_an_address_of_no_face_is_a_mistake_of_the_call(self):
+        for address in ("ftp://x", "x", "http://[::1", "http://h:x", "http://h/?token=a%0db",
+                        "http://me:secret@h/", "http://例え.jp/"):
+            with self.subTest(address):
+                code, data = self.project.data("eval", self.file, "--base-url", address)
+                self.assertEqual((code, data["error"]["kind"]), (2, "usage"), data)
+                self.assertIn("--base-url wants", data["error"]["message"])
 
     def test_a_face_of_something_else_is_named(self):
         for frames in (b"event: done\ndata: {}\n\n", b"event: done\ndata: x\n\n",
