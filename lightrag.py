@@ -8641,14 +8641,26 @@ def make_folder(folder, mode=0o777):
         raise StorageError(f"cannot make {folder}: {os_reason(error)}") from None
 
 
+def has_entries(folder):
+    """Tell whether a folder stands and holds something."""
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is not None
+    except OSError:
+        return False
+
+
 def make_home(home):
     """Make the folder of the knowledge base, with a .gitignore of *.
 
+    A folder that held something before, such as the project of --home ., gets none:
+    git would no longer see what is the user's own.
     Raises StorageError when it cannot be made
     """
-    make_folder(home)
     ignore = os.path.join(home, ".gitignore")
-    if not os.path.exists(ignore):
+    own = os.path.basename(home) == ".lightrag" or not has_entries(home)
+    make_folder(home)
+    if own and not os.path.exists(ignore):
         write_atomic(ignore, [b"*\n"])
 
 
@@ -8921,15 +8933,6 @@ def find_home(cwd, user_home=None):
         if folder == child:
             break
     return os.path.join(cwd, ".lightrag")
-
-
-def has_entries(folder):
-    """Tell whether a folder stands and holds something."""
-    try:
-        with os.scandir(folder) as entries:
-            return next(entries, None) is not None
-    except OSError:
-        return False
 
 
 def is_own(path):
@@ -9763,6 +9766,8 @@ def content_reason(head, source, content_type=""):
     >>> content_reason(b"GIF89a\\0\\1", "logo"), content_reason(b"text", "notes")
     ('binary (by its first bytes)', '')
     """
+    if head.startswith(b'{"format": "lightrag/'):
+        return "a file of a knowledge base"
     if b"PRIVATE" in head and _SECRET_TEXT.search(head):
         return "holds a private key"
     packed = kind_of(source) in _PACKED_KINDS or _PACKED_TYPES.search(content_type)
@@ -14609,6 +14614,20 @@ def open_knowledge(options, console, adding=False):
     return use_meaning(knowledge, options, console)
 
 
+def emptiness(home):
+    """Return the sentence about a knowledge base without documents."""
+    return astray(home) or (f"The knowledge base in {one_line(home)} is empty: add a "
+                            "file, a folder or an address.")
+
+
+def astray(home):
+    """Say that a folder was named in place of the .lightrag in it; "" if it was not."""
+    inside = os.path.join(home, ".lightrag")
+    if not os.path.exists(os.path.join(inside, "knowledge.json")):
+        return ""
+    return f"There is nothing in {one_line(home)}; did you mean {one_line(inside)}?"
+
+
 def embed_fresh(options, console):
     """Embed what add or sync brought, where there is an endpoint."""
     if settings_of(options).embedding_base_url and not options.dry_run:
@@ -14633,6 +14652,8 @@ def add_sources(arguments, knowledge, options, console):
 
     Raises  DeniedError when nobody said yes
     """
+    if not knowledge.sources and (hint := astray(knowledge.home)):
+        console.warn(hint)
     consent = open_consent(options, console, knowledge)
     subjects = open_subjects(consent, options)
     if options.chunker == "model":
@@ -14833,12 +14854,6 @@ def report_json(report):
 # person needs to find the place again.
 
 
-def emptiness(home):
-    """Return the sentence about a knowledge base without documents."""
-    return (f"The knowledge base in {one_line(home)} is empty: add a file, a folder or "
-            "an address.")
-
-
 def list_command(options, console):
     """List the documents."""
     knowledge = open_knowledge(options, console)
@@ -14848,6 +14863,8 @@ def list_command(options, console):
         return 0
     show_rows(documents, console)
     console.say(("bold", in_words(totals(documents))))
+    if not documents:
+        console.note(emptiness(knowledge.home))
     return 0
 
 
@@ -15338,7 +15355,7 @@ def show_sources(citations, question, console):
 
 # =============================================================================
 # 76. Asking -- one question: its answer, and what --json says of it
-#    Uses: Settings, Errors, Context, Intake, Listing, Attachments, Setup, Telling
+#    Uses: Settings, Errors, Context, Intake, Attachments, Setup, Telling
 # =============================================================================
 
 # With a model the agent answers, without one the documents do, word for word; what

@@ -4893,6 +4893,18 @@ class Test40Files(unittest.TestCase):
         with self.assertRaisesRegex(lr.StorageError, "cannot make"):
             lr.make_home(self.path)
 
+    def test_make_home_hides_nothing_that_was_there_before(self):
+        project = os.path.join(self.folder, "project")
+        empty = os.path.join(self.folder, "empty")
+        for folder in (project, empty):
+            os.mkdir(folder)
+        with open(os.path.join(project, "mine.py"), "w", encoding="utf-8"):
+            pass
+        for folder, hides in ((project, False), (empty, True)):
+            with self.subTest(folder):
+                lr.make_home(folder)
+                self.assertEqual(".gitignore" in os.listdir(folder), hides)
+
 
 # =============================================================================
 # 41. Folders
@@ -9600,6 +9612,32 @@ class Test70Intake(unittest.TestCase):
                 starts = [start for start, _, _ in document["chunks"]]
                 self.assertEqual(starts == usual, bool(reason))
                 self.project.call("remove", "notes")
+
+    def test_a_project_as_home_stays_visible_and_its_base_is_no_source(self):
+        root = self.project.root
+        words = ("--home", root, "add", ".", "-y")
+        self.assertEqual(self.project.call(*words)[0], 0)
+        self.project.call("--home", root, "memory", "add", "ports are even")
+        self.assertNotIn(".gitignore", os.listdir(root))
+        code, report = self.project.data(*words)
+        self.assertEqual((code, len(report["unchanged"])), (0, len(PROJECT_FILES)))
+        skipped = {os.path.basename(row["source"]): row["reason"]
+                   for row in report["skipped"]}
+        self.assertEqual(skipped["knowledge.json"], "a file of a knowledge base")
+        self.assertEqual(skipped["memory.json"], "a file of a knowledge base")
+
+    def test_a_folder_named_in_place_of_the_base_in_it(self):
+        self.project.call("add", ".", "-y")
+        inside = os.path.join(self.project.root, ".lightrag")
+        for words, code in ((["list"], 0), (["status"], 0), (["search", "day"], 3),
+                            (["ask", "day?"], 3), (["add", "port.txt"], 5)):
+            with self.subTest(words):
+                got, _, err = self.project.call("--home", self.project.root, *words)
+                self.assertEqual(got, code)
+                self.assertEqual(err.count(f"did you mean {inside}?"), 1, err)
+                self.assertNotIn("is empty", err)
+        empty = os.path.join(self.project.root, "notes")
+        self.assertIn("is empty", self.project.call("--home", empty, "list")[2])
 
     def test_remove(self):
         self.project.call("add", ".", "-y")
