@@ -11650,23 +11650,44 @@ class Embedder:
 
         Raises  NetworkError, ConfigError or ModelError as soon as the endpoint is gone
         """
-        from concurrent.futures import ThreadPoolExecutor
-
         batches, done = list(batches_of(texts)), 0
-        with ThreadPoolExecutor(EMBEDDING_CALLS) as pool:
-            for start in range(0, len(batches), EMBEDDING_CALLS):
-                pair = batches[start : start + EMBEDDING_CALLS]
-                tasks = []
-                for batch in pair:
-                    self._wait([texts[i] for i in batch])
-                    tasks.append(pool.submit(self._embed_batch,
-                                             [texts[i] for i in batch]))
-                for batch, task in zip(pair, tasks):
-                    for i, vector in zip(batch, task.result()):
-                        keep(i, vector)
-                    done += len(batch)
-                    if progress:
-                        progress(done, len(texts), "embedding")
+        for start in range(0, len(batches), EMBEDDING_CALLS):
+            pair, sent = batches[start : start + EMBEDDING_CALLS], []
+            for batch in pair:
+                self._wait([texts[i] for i in batch])
+                sent.append(self._sent([texts[i] for i in batch]))
+            for batch, vectors in zip(pair, sent):
+                for i, vector in zip(batch, vectors()):
+                    keep(i, vector)
+                done += len(batch)
+                if progress:
+                    progress(done, len(texts), "embedding")
+
+    def _sent(self, texts):
+        """Embed a batch in a thread; -> callable that waits for the vectors.
+
+        Subtle: in no pool of threads, since whoever leaves by Ctrl-C waits for a pool.
+        """
+        from threading import Thread
+
+        made = []
+
+        def _run():
+            try:
+                made.append(self._embed_batch(texts))
+            except Exception as error:      # noqa: BLE001  raised where it is awaited
+                made.append(error)
+
+        def _await():
+            while thread.is_alive():
+                thread.join(TICK_S)
+            if isinstance(made[0], Exception):
+                raise made[0]
+            return made[0]
+
+        thread = Thread(target=_run, daemon=True)
+        thread.start()
+        return _await
 
     def _wait(self, texts):
         """Wait until the pace allows a call with these texts."""

@@ -9388,6 +9388,24 @@ class Test70Intake(unittest.TestCase):
         """Return the sources in the knowledge base."""
         return [row["source"] for row in self.project.data("list")[1]["documents"]]
 
+    @unittest.skipIf(os.name == "nt", "no SIGINT to send")
+    def test_ctrl_c_does_not_wait_for_embeddings(self):
+        arrived = threading.Event()
+
+        def _script(request):
+            arrived.set()
+            return ["stall"]
+
+        self.project.call("add", "notes", "-y")
+        with ScriptedServer(_script) as server:
+            self.project.environ.update(EMBEDDING_BASE_URL=server.url, EMBEDDING_MODEL="m")
+            process = self.project.start("embed", "-y")
+            self.addCleanup(process.kill)
+            self.assertTrue(arrived.wait(20))
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=20)
+        self.assertEqual((process.returncode, err.strip()), (130, b""))
+
     def test_add_reports_each_source(self):
         code, report = self.project.data("add", "notes", "port.txt", "-y")
         self.assertEqual(code, 0)
