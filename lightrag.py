@@ -10701,9 +10701,9 @@ def describe_plan(plan, known=()):
     return f"{count}, {readable_size(size)}{held}: {first_few(named)}"
 
 
-def first_few(sources):
+def first_few(sources, width=NAMED_CHARS_MAX):
     """Name the first few sources, each on one line, and count the rest."""
-    named = ", ".join(one_line(name, NAMED_CHARS_MAX) for name in sources[:NAMED_MAX])
+    named = ", ".join(one_line(name, width) for name in sources[:NAMED_MAX])
     more = len(sources) - NAMED_MAX
     return f"{named} and {more} more" if more > 0 else named
 
@@ -10778,7 +10778,8 @@ class Ingest:
             roots = [r["source"] for r in self.knowledge.roots]
             roots = [root for root in roots if in_scope(root, [scope])]
             if not sources and not roots:
-                self.report.failed.append((scope, "not in the knowledge base"))
+                reason = missing(scope, self.knowledge.sources)
+                self.report.failed.append((scope, reason))
             for source in sources:
                 self._drop(source)
             for root in roots:
@@ -10852,8 +10853,9 @@ class Ingest:
 def plan_sync(knowledge, scopes=()):
     """Plan a sync of the sources in the scopes (see in_scope); none means all.
 
-    A vanished file is dropped only while the folder that was added still stands with
-    something in it: a drive that is not mounted is not a deletion.
+    A scope in which nothing is known, new or left out has failed.  A vanished file is
+    dropped only while the folder that was added still stands with something in it: a
+    drive that is not mounted is not a deletion.
     """
     known, gone, kept = [], [], []
     for document in knowledge.documents.values():
@@ -10867,7 +10869,13 @@ def plan_sync(knowledge, scopes=()):
             kept.append((source, reason))
         else:
             gone.append(source)
-    return SyncPlan(known, gone, plan_fresh(knowledge, scopes), kept)
+    fresh = plan_fresh(knowledge, scopes)
+    named = [*knowledge.sources, *(root["source"] for root in knowledge.roots),
+             *(c.source for c in fresh.candidates), *(s for s, _ in fresh.skipped)]
+    for scope in scopes:
+        if not any(in_scope(source, [scope]) for source in named):
+            fresh.failed.append((scope, missing(scope, knowledge.sources)))
+    return SyncPlan(known, gone, fresh, kept)
 
 
 def plan_fresh(knowledge, scopes):
@@ -10877,7 +10885,14 @@ def plan_fresh(knowledge, scopes):
     held = knowledge.documents
     fresh = [c for c in plan.candidates
              if c.source not in held and in_scope(c.source, scopes)]
-    return plan._replace(candidates=fresh, failed=[])
+    skipped = [(s, reason) for s, reason in plan.skipped if in_scope(s, scopes)]
+    return plan._replace(candidates=fresh, skipped=skipped, failed=[])
+
+
+def missing(source, sources):
+    """Return the sentence about a source that is not there."""
+    near = nearest(source, sources)
+    return "not in the knowledge base" + (f"; did you mean {near}?" if near else "")
 
 
 def missing_anchor(knowledge, source):
@@ -14737,15 +14752,21 @@ def patterns_of(plan, root):
 def sync_command(options, console):
     """Bring the knowledge base up to date with its sources."""
     knowledge = open_knowledge(options, console)
-    report, reason = sync_sources(options.words, knowledge, options, console)
-    code = show_report(report, options, console)
+    report, usual, reason = sync_sources(options.words, knowledge, options, console)
+    code = show_report(report, options, console, usual)
+    if not knowledge.sources:
+        console.note(emptiness(knowledge.home))
     return DeniedError.exit_code if reason else code
 
 
 def sync_sources(arguments, knowledge, options, console):
-    """Plan, ask about new files and sync; -> (Report, "" or why none came in)."""
+    """Plan, ask about new files and sync.
+
+    -> (Report, what added folders hold that no rule lets in, "" or why nothing new is)
+    """
     consent = open_consent(options, console, knowledge)
     plan = plan_sync(knowledge, scopes_of(arguments, knowledge, options.cwd))
+    usual = plan.fresh.skipped
     fresh, reason = permit(plan.fresh, knowledge, consent, options.dry_run)
     if reason:
         left = [(c.source, f"new, {reason}") for c in fresh.candidates]
@@ -14756,7 +14777,7 @@ def sync_sources(arguments, knowledge, options, console):
     if divided and options.recut and not options.dry_run:
         subjects.open(first_few(divided))
     ingest = open_ingest(knowledge, consent, options, console, subjects)
-    return ingest.sync(plan, options.recut), reason
+    return ingest.sync(plan, options.recut), usual, reason
 
 
 def remove_command(options, console):
@@ -14765,9 +14786,8 @@ def remove_command(options, console):
     scopes = scopes_of(options.words, knowledge, options.cwd)
     ingest = Ingest(knowledge, lambda address: False, dry_run=options.dry_run)
     report = ingest.remove(scopes)
-    failed = [(s, missing(s, knowledge.sources)) for s, _ in report.failed]
-    code = show_report(report._replace(failed=failed), options, console)
-    return NotFoundError.exit_code if failed else code
+    code = show_report(report, options, console)
+    return NotFoundError.exit_code if report.failed else code
 
 
 def embed_command(options, console):
@@ -14810,20 +14830,21 @@ def scope_of(word, sources, root, cwd):
     return word if listed and not os.path.lexists(path) else name
 
 
-def missing(source, sources):
-    """Return the sentence about a source that is not there."""
-    near = nearest(source, sources)
-    return "not in the knowledge base" + (f"; did you mean {near}?" if near else "")
+def show_report(report, options, console, usual=()):
+    """Show what became of each source; -> exit code.
 
-
-def show_report(report, options, console):
-    """Show what became of each source; -> exit code."""
+    usual  those skipped of which nobody hears again, unless something was done
+    """
     if options.json:
         console.emit(report_json(report))
     else:
-        show_outcomes(report, console)
         tried = " (--dry-run: nothing was written)" if options.dry_run else ""
-        counted = count_outcomes(report)
+        counted, shown = count_outcomes(report), report
+        if usual and not (tried or report.added or report.updated or report.removed):
+            shown = report._replace(skipped=[s for s in report.skipped
+                                             if s not in usual])
+            tried = " (--dry-run says why)"
+        show_outcomes(shown, console)
         if counted != f"{len(report.failed)} failed":   # each failure is said below
             console.say(("bold", counted + tried))
     for source, sentence in report.warnings:
@@ -14839,7 +14860,7 @@ def show_outcomes(report, console):
         for source in getattr(report, outcome):
             console.say(f"{outcome:<9} ", ("name", one_line(source)))
     for reason, sources in by_reason(report.skipped).items():
-        console.say(f"skipped   {first_few(sources)} ({reason})")
+        console.say(f"skipped   {first_few(sources, None)} ({reason})")
 
 
 def count_outcomes(report):
@@ -15385,25 +15406,28 @@ def show_sources(citations, question, console):
 
 def ask_command(options, console):
     """Answer a question with citations, or refuse."""
-    warnings = add_first(options, console) if options.add else []
+    failed, warnings = add_first(options, console) if options.add else (0, [])
     setup, question = Setup(options, console), " ".join(options.words)
     telling = tell_answer(setup, question, given_with, options.json)
     if options.json:
         console.emit(answer_json(telling, warnings))
     if telling.done.error:
         return telling.done.error.exit_code
+    if failed:
+        return 1
     return NotFoundError.exit_code if telling.done.refused else 0
 
 
 def add_first(options, console):
-    """Add what --add names; -> list of warnings, which are said."""
+    """Add what --add names; -> (how many failed, list of warnings, which are said)."""
     knowledge = open_knowledge(options, console, adding=True)
     report = add_sources(options.add, knowledge, options, console)
     warnings = [f"{s}: {reason}" for s, reason in report.failed + report.warnings]
-    console.note(count_outcomes(report))
+    hint = " (add --dry-run says why)" if report.skipped else ""
+    console.note(count_outcomes(report) + hint)
     for warning in warnings:
         console.warn(warning)
-    return warnings
+    return len(report.failed), warnings
 
 
 def tell_answer(setup, question, attach, as_json=False):
@@ -17460,7 +17484,7 @@ class Service:
 
     def sync(self, sources, asker):
         """Read sources again, let new files in after a yes; -> Report."""
-        report, _ = sync_sources(sources, self.knowledge(), self.options, asker)
+        report, *_ = sync_sources(sources, self.knowledge(), self.options, asker)
         return report
 
     def remove(self, sources, asker):

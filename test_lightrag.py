@@ -9693,6 +9693,49 @@ class Test70Intake(unittest.TestCase):
             self.project.write(name, "# Changed\n\nchanged text\n")
         self.assertEqual(self.project.data("sync", "port.txt")[1]["updated"], ["port.txt"])
 
+    def test_sync_of_a_name_that_is_nowhere_fails(self):
+        self.project.call("add", "notes", "-y")
+        self.project.write("notes/day5.md", "# Day 5\n\nchanged\n")
+        self.project.write("notes/new/a.md", "# New\n\ntext\n")
+        self.project.write("notes/.env", "A=1\n")
+        for name, code, reason in (
+            ("note/day5.md", 1, "not in the knowledge base; did you mean notes/day5.md?"),
+            ("notes/day55.md", 1, "did you mean notes/day5.md?"),
+            ("port.txt", 1, "not in the knowledge base"),
+            ("*.rs", 1, "not in the knowledge base"),
+            ("notes/.env", 0, ""), ("notes/new", 5, ""), ("notes/*.md", 0, ""),
+            ("notes", 5, ""), (".", 5, ""), ("notes/planner.md", 0, ""),
+        ):
+            with self.subTest(name):
+                got, _, err = self.project.call("sync", name)
+                self.assertEqual(got, code, err)
+                self.assertIn(f"failed    {name}: " if reason else "", err)
+                self.assertIn(reason, err)
+        code, report = self.project.data("sync", "nowhere", "notes", "-y")
+        self.assertEqual((code, report["added"]), (1, ["notes/new/a.md"]))
+
+    def test_sync_names_what_it_skips_where_something_was_done(self):
+        for folder in ("notes", "src"):
+            self.project.write(f"{folder}/a.md", "# A\n\ntext\n")
+            self.project.write(f"{folder}/.env", "A=1\n")
+        self.project.call("add", "notes", "src", "-y")
+        _, out, _ = self.project.call("sync")
+        self.assertEqual(out, "4 unchanged, 2 skipped (--dry-run says why)\n")
+        _, out, _ = self.project.call("sync", "notes", "--dry-run")
+        self.assertIn("skipped   notes/.env (", out)
+        self.assertNotIn("src", out)
+        self.project.write("notes/a.md", "# A\n\nchanged\n")
+        _, out, _ = self.project.call("sync")
+        self.assertIn("skipped   notes/.env, src/.env (", out)
+        self.assertEqual(len(self.project.data("sync")[1]["skipped"]), 2)
+        os.rename(self.project.root + "/src", self.project.root + "/away")
+        self.assertIn("it may only be away", self.project.call("sync")[1])
+
+    def test_a_skipped_name_is_whole(self):
+        name = "notes/" + "long" * 30 + ".bin"
+        self.project.write(name, "\0")
+        self.assertIn(f"skipped   {name} (", self.project.call("add", "notes", "-y")[1])
+
 
 class Test70IntakeInTrouble(unittest.TestCase):
     """Adding while processes are killed, race each other, or may not write."""
@@ -10777,6 +10820,17 @@ class Test76Asking(unittest.TestCase):
         self.assertEqual((code, err), (0, ""))
         self.assertTrue(out.startswith("阈值是 4000 字符 [1]。\n\n来源：\n[1] Day 5 学习笔记"))
         self.assertEqual(out.count("["), 2)
+
+    def test_a_source_that_failed_shows_in_the_exit_code(self):
+        self.project.write("notes/.env", "A=1\n")
+        for words in ((self.QUESTION,), ("who won the cup?",), (self.QUESTION, "--json")):
+            code, out, err = self.project.call("ask", "--add", "notes", "--add",
+                                               "nosuch.md", "-y", *words)
+            self.assertEqual((code, bool(out)), (1, True))
+            self.assertIn("1 skipped, 1 failed (add --dry-run says why)", err)
+            self.assertIn("nosuch.md: there is nothing of this name", err)
+        code, _, err = self.project.call("ask", "--add", "port.txt", "-y", self.QUESTION)
+        self.assertEqual((code, err), (0, "1 unchanged\n"))
 
     def test_the_walk_of_the_design(self):
         shutil.copytree(os.path.join(HERE, "notes"),
