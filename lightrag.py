@@ -454,6 +454,7 @@ VECTORS_MAGIC = b"LRAGVEC1"
 KEY_BYTES = 16              # of the digest of a text
 LANE_BYTES = 4              # of a column: a sum of 65,000 dimensions fits
 SPARE_FINALISTS = 20        # scored anew beyond those asked for; bytes are off by 0.01
+DIMENSIONS_MAX = 1 << 16    # twice as many products of bytes may not fit into 32 bits
 VECTOR_LENGTH_MAX = 1e150   # its square is a number; real ones are below 100
 COSINE_MIN = 0.2            # below it a passage is about something else
 
@@ -6135,13 +6136,13 @@ LOW_BYTE = 0 if NATIVE == "little" else LANE_BYTES - 1
 
 
 def unit_vector(values):
-    """Return a vector of length 1, None for one that is zero, vast or not finite.
+    """Return a vector of length 1, None for one that is zero, too vast or not finite.
 
     >>> unit_vector([3.0, 4.0]), unit_vector([0.0]), unit_vector([float("nan")])
     ([0.6, 0.8], None, None)
     """
     length = math.hypot(*values)
-    if not 0 < length < VECTOR_LENGTH_MAX:
+    if not 0 < length < VECTOR_LENGTH_MAX or len(values) > DIMENSIONS_MAX:
         return None
     return [value / length for value in values]
 
@@ -6294,7 +6295,7 @@ def read_vectors(buffer):
     count, dimension, places, catalogue, _ = sealed.counts
     sizes = 4 * count, 4 * places, KEY_BYTES * count, dimension * count, catalogue
     ends = list(accumulate(sizes, initial=HEADER.size))[1:]
-    if ends[-1] != sealed.size:
+    if ends[-1] != sealed.size or dimension > DIMENSIONS_MAX:
         raise DamageError("A file of vectors has another size than it says")
     scales, places, keys, rows, catalogue = (
         sealed.view(end - size, end) for size, end in zip(sizes, ends)
@@ -12067,7 +12068,11 @@ class Hybrid:
             self._give_up(f"the vectors are of {self.vectors.model}, not of "
                           f"{self.embedder.model}: searched by words alone; run embed")
             return []
-        if len(vector) != self.vectors.dimension or unit_vector(vector) is None:
+        if unit_vector(vector) is None:
+            self._give_up("the endpoint's vector of the question is none: searched by "
+                          "words alone; check EMBEDDING_MODEL")
+            return []
+        if len(vector) != self.vectors.dimension:
             self._give_up(
                 f"vectors of {len(vector)} and {self.vectors.dimension} dimensions do "
                 "not compare: searched by words alone; run embed --again"
@@ -14423,6 +14428,9 @@ def make_vectors(knowledge, options, console, home=""):
     vectors.stamp = knowledge.stamp
     save = partial(save_vectors, home)
     bad = embed_missing(vectors, rows, embedder, save, console.progress)
+    if bad:
+        console.warn(f"{embedder.address} gives {bad:,} passages no vector that fits: "
+                     "they are found by words alone")
     return len(texts) - bad, bad
 
 

@@ -7580,6 +7580,13 @@ class Test53Embedder(unittest.TestCase):
             with self.subTest(answer=answer), self.assertRaises(lr.ModelError):
                 lr.vectors_in(answer, 1)
         self.assertEqual(lr.unit_vector([1e154] * 4), None)
+        self.assertIsNone(lr.unit_vector([1.0] * (lr.DIMENSIONS_MAX + 1)))
+        dimension = lr.DIMENSIONS_MAX       # the sums of so many still fit their lanes
+        vectors = lr.Vectors("m")
+        for i in range(3):
+            self.assertTrue(vectors.add(bytes([i]) * lr.KEY_BYTES, [1.0] * dimension))
+        self.assertEqual([row for _, row in vectors.nearest([1.0] * dimension, 3)], [0, 1, 2])
+
 
 
 # 54. Hybrid
@@ -7918,7 +7925,7 @@ class Test54Hybrid(Folder):
         failing = EmbeddingServer(self)
         failing.refuse = lambda body: 500
         table = [(other, "run embed"), (short, "run embed --again"),
-                 (zero, "run embed --again"), (broken, "run embed --again"),
+                 (zero, "check EMBEDDING_MODEL"), (broken, "check EMBEDDING_MODEL"),
                  (failing.embedder(), "searched by words alone")]
         for embedder, said in table:
             with self.subTest(said=said, embedder=embedder.address):
