@@ -14236,6 +14236,8 @@ class Consent:
         """Ask once a project what may go to an address; -> "" or why it may not."""
         verdict = self.verdict(tool, [address])
         if verdict == "ask":
+            if self.yes:        # it may have been meant for what is to enter
+                self.console.note(f"{question}: --yes allows it")
             return self.ask(question, [Rule("allow", tool, address)], lasting=True)
         return "a rule denies it" if verdict == "deny" else ""
 

@@ -10742,6 +10742,7 @@ class Test72Gate(unittest.TestCase):
 
         self.assertIn("no terminal", _refusal(self.gate()))
         self.assertEqual(_refusal(self.gate(yes=True)), "")
+        self.assertIn(f"to {lr.OPENAI_URL}: --yes allows it", self.shown[-1])
         self.assertIn("did not", _refusal(self.gate("")))
         self.assertEqual(_refusal(self.gate("y")), "")
         self.assertEqual(_refusal(self.gate()), "")
