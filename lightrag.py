@@ -7152,6 +7152,15 @@ def fenced(text, label_text, nonce):
     return f"[data {nonce} {label_text}]\n{text}\n[end {nonce}]"
 
 
+def unfenced(text, nonce):
+    """Return an answer without the markers of its data, which small models repeat.
+
+    >>> unfenced("[data 5f [1] A page]\\nIt is 5 [1].\\n[end 5f]", "5f")
+    'It is 5 [1].\\n'
+    """
+    return re.sub(rf"\[(?:data|end) {nonce}\b(?:[^][\n]|\[[^][\n]*\])*\]\n?", "", text)
+
+
 def passage_block(source, nonce):
     """Return a numbered source as the model is shown it."""
     hit = source.hit
@@ -13170,6 +13179,11 @@ def review(question, text, register, idf):
     )
 
 
+def reads_as_refusal(text):
+    """Tell whether an answer without marks is as short as a refusal should be."""
+    return len(sentences(text)) < 2 and not re.search(r"\d", text)
+
+
 def own_words(question, hits, register, knowledge):
     """Return the Answer in the documents' own words, marks numbered by the register."""
     return extract(question, hits, knowledge.idf,
@@ -13236,6 +13250,7 @@ class _Turn:
         self.usage = None           # of all requests
         self.failures = Counter()   # of each call
         self.unmarked = False       # a tool answered whose results have no number
+        self.is_fenced = False      # the last reply repeated markers of its data
         self.mended = set()         # what was put right once, and will not be again
 
     def count(self, usage):
@@ -13343,6 +13358,8 @@ class Agent:
                 yield self._give_up(turn, error)
                 return
             turn.count(reply.usage)
+            text = unfenced(reply.text, self.conversation.nonce)
+            turn.is_fenced, reply = text != reply.text, reply._replace(text=text)
             if reply.calls and turn.offered:
                 if reply.text:
                     yield Reset()
@@ -13449,11 +13466,13 @@ class Agent:
         if cut_off:
             yield Notice("the answer is incomplete: cut off by the length limit")
         seen = self._review(turn, reply.text)
-        if seen.repair:             # something is marked as doubtful
+        if seen.repair or turn.is_fenced:       # another text than was streamed
             yield Reset()
             yield TextDelta(seen.text)
         yield from map(Notice, seen.notices)
         refused = not seen.citations and not turn.unmarked
+        if refused and not reads_as_refusal(text):
+            yield Notice("the answer cites none of the documents: it may be made up")
         yield Done(seen.text, refused, "model", seen.citations, turn.usage)
 
     def _run_all(self, turn, reply):

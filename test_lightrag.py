@@ -8136,6 +8136,26 @@ class AgentCase(Folder):
 class Test63Agent(AgentCase):
     """The loop, played against a scripted endpoint."""
 
+    def test_markers_that_a_model_repeats_are_not_shown(self):
+        echoed = f"[data {NONCE} [1] Limits (notes/limits.md:1-3)]\nIt is 5 [1].\n[end {NONCE}]"
+        agent = self.agent(lambda body: told(echoed))
+        done = self.done(agent, "What is the retry limit?")
+        self.assertEqual((done.answer, done.refused), ("It is 5 [1].\n", False))
+        shown = self.events[self.events.index(lr.Reset()) + 1]
+        self.assertEqual(shown, lr.TextDelta("It is 5 [1].\n"))
+        self.assertNotIn(NONCE, agent.conversation.messages[-1]["content"])
+        done = self.done(self.agent(lambda body: told(f"[end {NONCE}]")), "And then?")
+        self.assertEqual(done.mode, "extract")      # nothing was said
+
+    def test_an_answer_without_any_mark_is_said_to_be_one(self):
+        for text, warned in (("The documents do not say.", False), ("It is 7.", True),
+                             ("The caller was cut off. Nobody knows.", True)):
+            with self.subTest(text):
+                done = self.done(self.agent(lambda body, text=text: told(text)), "How many?")
+                self.assertTrue(done.refused)
+                self.assertEqual(["made up" in text for text in self.notices()],
+                                 [True] * warned)
+
     def test_a_plain_answer_with_its_source(self):
         def _play(body):
             self.assertIn("[1] Limits (notes/limits.md:1-3)", self.last(body))
