@@ -11817,6 +11817,7 @@ def _floats(value):
 # words, with one notice that names the command which mends it.
 
 
+LEFT_ALONE_S = 300          # an endpoint that failed, while serve and mcp go on
 PLACE = "(place "           # begins the rows of --explain that are no terms
 OWN_LANGUAGE_BONUS = 0.02   # of a score: no more than one place in a fused ranking
 OWN_LANGUAGE_HITS = 20      # the best, whose texts are looked at
@@ -11926,17 +11927,19 @@ class Hybrid:
     rerank        None, or a Reranker or Adviser
     expand        None, or callable(query) -> other ways to put the question
     own_language  bool, passages in the question's language go first among equals
+    failed        {part: until when it is left alone}, of searches that go on together
     """
 
     def __init__(self, knowledge, vectors, embedder, mode="hybrid", notify=None,
-                 rerank=None, expand=None, own_language=False):
+                 rerank=None, expand=None, own_language=False, failed=None,
+                 clock=time.monotonic):
         self.knowledge, self.vectors, self.embedder = knowledge, vectors, embedder
         self.rerank, self.expand, self.own_language = rerank, expand, own_language
         self.mode, self._notify = mode, notify
         self._places = self._placed = None      # where rows are, in which version
         self.ranks = {}         # of the last search, for --explain
         self.leaders = {}       # place nearest to a question -> (its vector, lead)
-        self._failed = set()
+        self.failed, self._clock = {} if failed is None else failed, clock
 
     def search(self, query, k=HITS, sources=(), kinds=()):
         """Return the k best chunks as Knowledge.search does."""
@@ -12030,8 +12033,8 @@ class Hybrid:
         return self.knowledge.hits_at(best[:count])
 
     def _ask(self, failure, ask, *arguments):
-        """Return what a model says; [] when there is none, or when it failed once."""
-        if ask is None or failure in self._failed:
+        """Return what a model says; [] when there is none, or it failed of late."""
+        if ask is None or self._is_left(failure):
             return []
         try:
             return ask(*arguments)
@@ -12068,10 +12071,9 @@ class Hybrid:
         """Return [(cosine, number, chunk index)], nothing when vectors cannot serve."""
         if self.mode == "words" or not self.vectors or not self.vectors.count:
             return []
-        try:
-            vector = self.embedder.question_vector(query)
-        except LightragError as error:
-            self._give_up(f"searched by words alone: {error}")
+        part = "searched by words alone"
+        vector = self._ask(part, self.embedder.question_vector, query)
+        if self._is_left(part):
             return []
         if self.embedder.model != self.vectors.model:
             self._give_up(f"the vectors are of {self.vectors.model}, not of "
@@ -12111,11 +12113,15 @@ class Hybrid:
                 self._places.setdefault(row, []).append((number, i))
         return self._places
 
+    def _is_left(self, part):
+        """Tell whether a part failed of late: nobody waits for it at each question."""
+        return self._clock() < self.failed.get(part, -math.inf)
+
     def _give_up(self, sentence, part="vectors"):
-        """Say once why a part is not used."""
-        if self._notify and part not in self._failed:
+        """Say why a part is not used, and leave it alone for a while."""
+        if self._notify and not self._is_left(part):
             self._notify(sentence)
-        self._failed.add(part)
+        self.failed[part] = self._clock() + LEFT_ALONE_S
 
 
 # =============================================================================
@@ -14368,7 +14374,7 @@ def use_meaning(knowledge, options, console):
     if vectors or any(helpers):
         knowledge.hybrid = Hybrid(
             knowledge, vectors, embedder, "hybrid",
-            knowledge.notify, *helpers,
+            knowledge.notify, *helpers, options.failed,
         )
     return knowledge
 
@@ -15278,6 +15284,7 @@ class Setup:
 
 def open_shared_model(options, console):
     """Return (Settings, Model or None) of a command that serves others."""
+    console.yes_flag = ""       # which is no option of such a command
     settings, knowledge = settings_of(options), open_knowledge(options, console)
     consent = open_consent(options, console, knowledge)
     model, reason = open_model(settings, consent)
@@ -16177,8 +16184,8 @@ def chat_command(options, console):
         raise UsageError("chat has no --json, as a talk is not one object; ask has")
     talk = Talk(options, console)
     names = partial(names_like, talk.setup)
-    kept = ("cwd", "environ", "home", "debug", "session_rules", "piped", "run", "yes",
-            "allow", "deny")
+    kept = ("cwd", "environ", "home", "debug", "session_rules", "failed", "piped",
+            "run", "yes", "allow", "deny")
     handed = {name: getattr(options, name) for name in kept}
 
     def _kept_going(function):
@@ -18537,6 +18544,7 @@ def surroundings(environ):
         "home": environ.get("LRAG_HOME") or None,
         "debug": bool(environ.get("LRAG_DEBUG")),
         "session_rules": [],
+        "failed": {},
         "run": run_words,
         "piped": is_piped(sys.stdin),
     }

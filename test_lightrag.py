@@ -7726,6 +7726,17 @@ class Test60Rerank(RerankCase):
                 self.assertIn("not reranked: ", self.notices[0])
                 self.assertIn(said, self.notices[0])
 
+    def test_what_failed_is_left_alone_for_a_while(self):
+        """Also by the searches that follow in one process, each with a Hybrid of its own."""
+        now, failed, asked = [0.0], {}, []
+        for at_s in (0, 1, lr.LEFT_ALONE_S + 1, lr.LEFT_ALONE_S + 2):
+            now[0] = at_s
+            reranker = self.reranker([[answer(400, b"no")]])
+            self.hybrid(rerank=reranker, failed=failed, clock=lambda: now[0])
+            self.knowledge.search("limit")
+            asked.append(len(self.server.requests))
+        self.assertEqual((asked, len(self.notices)), ([1, 0, 1, 0], 2))
+
     def test_nothing_is_sent_without_a_yes(self):
         old = self.sources()
         self.hybrid(rerank=self.reranker([json_answer({})], allowed=lambda: "nobody said"))
@@ -7936,6 +7947,7 @@ class Test54Hybrid(Folder):
                     self.assertEqual(found, self.open().search("history threshold"))
                 self.assertEqual(len(self.notices), 1)
                 self.assertIn(said, self.notices[0])
+        self.assertEqual(len(failing.requests), 3)      # the tries of the first search
 
     def test_EMB_1_bad_vectors_are_left_out(self):
         def _vector(text):
@@ -9393,6 +9405,7 @@ class Project:
         given = {
             "cwd": self.root, "environ": self.environ, "home": None, "debug": True,
             "session_rules": [] if session is None else session, "piped": piped,
+            "failed": {},
             "run": lr.run_words,
         }
         code = lr.run_words(words, console, given)
@@ -11394,7 +11407,7 @@ class WebCase(Folder):
         model = lr.Model(settings, network, lr.HttpLimits(2, 20, 30, 1 << 22)) if play else None
         options = lr.parse(["serve"], lr.COMMANDS, lr.SHARED, {
             "cwd": self.root, "environ": self.environ, "home": self.home,
-            "debug": True, "session_rules": [],
+            "debug": True, "session_rules": [], "failed": {},
         })
         console, _, _ = console_over("utf-8")
         service = lr.Service(options, console, settings, model, lambda: self.now_s)
@@ -12342,7 +12355,7 @@ class Test95Mcp(unittest.TestCase):
         """A session in this process; write(message) is called with each answer."""
         options = lr.parse(["mcp", *words], lr.COMMANDS, lr.SHARED, {
             "cwd": self.project.root, "environ": self.project.environ, "home": None,
-            "debug": True, "session_rules": []})
+            "debug": True, "session_rules": [], "failed": {}})
         service = lr.Service(options, console_over("utf-8")[0], lr.Settings(), None)
         return lr.Mcp(service, lambda line: write(json.loads(line)))
 
