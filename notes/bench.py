@@ -1,4 +1,4 @@
-"""Measure lightrag.py beside other engines, and write notes/measured.md.
+"""Measure lightrag.py beside other engines, and write notes/measured-SIZE.md.
 
     make bench                              10,000 chunks, 400 questions a set
     SIZE=100000 QUESTIONS=0 make bench      the large table, all questions
@@ -66,24 +66,24 @@ def run(command):
     return lines
 
 
-def cpu_ms(command):
-    """Return the median CPU time of a command, in milliseconds."""
-    times = []
-    for _ in range(RUNS):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        times.append(after.ru_utime - before.ru_utime
-                     + after.ru_stime - before.ru_stime)
-    return statistics.median(times) * 1e3
+def cpu_ms(command, folder=None):
+    """Return the CPU time of a command, in milliseconds."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, stdout=subprocess.DEVNULL, cwd=folder, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return 1e3 * (after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
 
 
 def measure_starts(home, questions):
-    """Return lines: what starting costs, and a search from a cold start."""
-    bare = cpu_ms([sys.executable, "-c", "pass"])
-    version = cpu_ms([sys.executable, TOOL, "--version"])
-    searches = [cpu_ms([sys.executable, TOOL, "--home", home, "search", question])
-                for question in questions]
+    """Return lines: what starting costs, and a search from a cold start.
+
+    Round by round, so that what else the machine does is shared by all.
+    """
+    tool = [sys.executable, TOOL]
+    commands = [[sys.executable, "-c", "pass"], [*tool, "--version"],
+                *([*tool, "--home", home, "search", text] for text in questions)]
+    rounds = [[cpu_ms(command) for command in commands] for _ in range(RUNS)]
+    bare, version, *searches = map(statistics.median, zip(*rounds))
     search = statistics.median(searches)
     return [
         f"python -c pass               {bare:6.1f} ms of CPU",
@@ -104,11 +104,8 @@ def measure_sync(base, folder):
             file.write(text)
         verb = "sync" if rows else "add"
         command = [sys.executable, TOOL, "--home", home, verb, "note.md", "-y"]
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-        rows.append(f"{verb} of one file             {cpu * 1e3:6.0f} ms of CPU")
+        cpu = cpu_ms(command, folder)
+        rows.append(f"{verb + ' of one file':<29}{cpu:6.0f} ms of CPU")
     return rows
 
 
@@ -119,8 +116,10 @@ def main():
         sys.exit("no harness found: set BENCH to the folder that holds speed.py")
     size, questions = os.environ.get("SIZE", "10000"), os.environ.get("QUESTIONS", "400")
     python, work = peers_python(), os.path.join(SCRATCH, "speed")
-    speed = run([python, os.path.join(harnesses, "speed.py"), "--work", work,
-                 "--engines", SPEED_ENGINES, "--sizes", size])
+    speed = []
+    for again in ([], ["--reuse"], ["--reuse"]):     # one build, three times the questions
+        speed += run([python, os.path.join(harnesses, "speed.py"), "--work", work,
+                      "--engines", SPEED_ENGINES, "--sizes", size, *again])
     with open(os.path.join(work, "questions-200.json"), encoding="utf-8") as file:
         asked = json.load(file)[:7]
     base = os.path.join(work, f"lightrag-{size}")
@@ -134,8 +133,9 @@ def main():
         ("One command from a cold start", "the same run", starts),
         ("Quality", f"QUESTIONS={questions} make bench", quality),
     ]
-    with open(os.path.join(HERE, "measured.md"), "w", encoding="utf-8") as file:
-        file.write("# Measured by `make bench`\n\n"
+    path = os.path.join(HERE, f"measured-{size}.md")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(f"# Measured by `make bench`, {size} chunks\n\n"
                    f"{time.strftime('%Y-%m-%d')}, Python {platform.python_version()}, "
                    f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores. "
                    "CPU time, so that other work on the machine disturbs least.\n")
