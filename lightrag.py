@@ -5504,6 +5504,11 @@ ANSWER_KINDS = (        # (what asks for it, what it looks like)
     (QUANTITY_PHRASES, QUANTITY_SIGNS),
     (LIST_PHRASES, r"\n[ \t]*(?:[-*+•]|\d{1,3}[.)、])\s"),
 )
+# v2.5.1, X500, get_user, getUser, CEO; no file or error, they may be the asker's own.
+EXACT_NAME = Pattern(
+    r"(?!.*(?:Error|Exception)$)(?:v?\d+(?:\.\d+){2,}|[^\W.]+_[^.]*|[A-Z]{3,}"
+    r"|[^\W\d_][^\W\d]*(?:-[^\W\d_]+)*-?\d+[\w-]*|[^\W_]*[a-z][A-Z][^\W_]*)"
+)
 NEARLY_AS_NEAR = 0.1        # of the best one's distance from 1: further off it may be
 LABELS = {      # English, Chinese
     "refusal": ("The documents do not answer this.", "文档中没有这个问题的答案。"),
@@ -5546,7 +5551,7 @@ def extract(question, hits, idf, number=None, near=None):
     """
     coverage, excerpts = best_excerpts(question, hits, idf)
     if coverage < coverage_needed(idf):
-        excerpts = near(question, hits) if near else []
+        excerpts = near(question, hits) if near and excerpts else []
     if not excerpts:
         return Answer(refusal(question), True)
     return lay_out(excerpts, number)
@@ -5585,7 +5590,12 @@ def source_line(citation, question):
 
 
 def best_excerpts(question, hits, idf):
-    """Return (coverage, excerpts): the one to three that answer best, best first."""
+    """Return (coverage, excerpts): the one to three that answer best, best first.
+
+    None, and no coverage, where the question names something that is nowhere.
+    """
+    if names_what_is_nowhere(question, hits, idf):
+        return 0.0, []
     words = weighted_words(question, idf)
     looks = [_any_row(look) for asks, look in ANSWER_KINDS
              if _any_row(asks).search(question)]
@@ -5603,6 +5613,25 @@ def best_excerpts(question, hits, idf):
     if not candidates:
         return 0.0, []
     return _choose(candidates)
+
+
+def names_what_is_nowhere(question, hits, idf):
+    """Tell whether a question has exact names and neither the base nor a hit holds one.
+
+    X500 is not X200, however much is said of that; a hit may write it X-500.
+    """
+    names = [word.lstrip("vV") if "." in word else word     # v2.5.1
+             for word in words_of(question) if EXACT_NAME.fullmatch(word)]
+    if not names or any(idf(word_tokens(name)[-1]) < idf("") for name in names):
+        return False
+    held = [_squeezed(f"{hit.source}\n{hit.title}\n{hit.heading}\n{hit.text}")
+            for hit in hits]
+    return not any(_squeezed(name) in text for name in names for text in held)
+
+
+def _squeezed(text):
+    """Return a text without case and all that is no letter or digit."""
+    return re.sub(r"[\W_]+", "", normalise(text))
 
 
 def _any_row(patterns):

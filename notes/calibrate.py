@@ -11,6 +11,8 @@ with about so many documents each, and the questions about these.  Printed are
 
     answered   share of its own questions that are answered, at the default threshold
     refused    share of another set's questions that are refused
+    renamed    share refused of its own questions whose exact names (X200, get_user) are
+               put in other letters and digits, so that they ask for what is nowhere
     the curve  the least of these shares where more coverage is needed, or less (room)
     held back  the room that the other bases would choose, and its shares here
     holds      share of questions whose extract holds a known answer (or, where a set has
@@ -99,6 +101,21 @@ def extracts(tool, base, questions):
         yield coverage - needed, shown
 
 
+def renamed(tool, questions):
+    """Return the questions that have exact names, with others in their place."""
+    signs = "abcdefghijklmnopqrstuvwxyz", "0123456789"
+    turned = str.maketrans({a: b for row in (*signs, signs[0].upper())
+                            for a, b in zip(row, row[-3:] + row[:-3])})
+    asked = []
+    for question in questions:
+        text = question["text"]
+        for word in filter(tool.EXACT_NAME.fullmatch, tool.words_of(text)):
+            text = text.replace(word, word.translate(turned))
+        if text != question["text"]:
+            asked.append({**question, "text": text})
+    return asked
+
+
 def holds(question, answer):
     """Tell whether an extract holds a known answer of its question."""
     if question.get("answers"):
@@ -137,15 +154,17 @@ def print_shares(tool, sets, bases, questions, documents):
     tables = {}
     print("base          answered  refused")
     for name in bases:
-        own, foreign = [], {other: [] for other in OTHERS[name]}
+        own, others, foreign = [], [], {other: [] for other in OTHERS[name]}
         folder = os.path.join(sets, name)
         for base, asked in parts(tool, folder, questions(name), documents):
             own += [room for room, _ in extracts(tool, base, asked)]
+            others += [room for room, _ in extracts(tool, base, renamed(tool, asked))]
             for other, rows in foreign.items():
                 rows += [room for room, _ in extracts(tool, base, questions(other))]
         tables[name] = own, foreign
         refused = "  ".join(f"{other} {share(rows, 0.0, False):.3f}"
                             for other, rows in foreign.items())
+        refused += f"  renamed {share(others, 0.0, False):.3f} of {len(others)}"
         print(f"{name:13} {share(own, 0.0, True):8.3f}  {refused}", flush=True)
     return tables
 
