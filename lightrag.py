@@ -13322,7 +13322,10 @@ class Agent:
         if self.model is None:
             found = self._retrieve(question, k)
             yield found
-            yield self._extract(question, [*attached, *found.hits])
+            done = self._extract(question, [*attached, *found.hits])
+            self.conversation.messages += [text_message("user", question),
+                                           text_message("assistant", done.answer)]
+            yield done
             return
         try:
             yield from self.requests.compress()
@@ -15261,7 +15264,7 @@ def piped_text(console, limit):
 
 # =============================================================================
 # 74. Setup -- the agent of a run, made of what the user set up
-#    Uses: Protocol, Conversation, Agent, Consent, Intake, Gate
+#    Uses: Conversation, Agent, Consent, Intake, Gate
 # =============================================================================
 
 # One object holds what the questions of a run share.  Everything that may change under
@@ -15308,9 +15311,6 @@ class Setup:
         self.settings, self._model = self.settings._replace(model=name), None
 
 
-# For faces that serve several
-
-
 def open_shared_model(options, console):
     """Return (Settings, Model or None) of a command that serves others."""
     console.yes_flag = ""       # which is no option of such a command
@@ -15321,17 +15321,6 @@ def open_shared_model(options, console):
     for reason in filter(None, reasons):
         console.warn(reason)
     return settings, model
-
-
-def answer_events(settings, model, calls, conversation, question):
-    """Yield the events of one question; an extract is kept in the history, too."""
-    agent = Agent(settings, model, calls, conversation)
-    with contextlib.closing(agent.ask(question)) as events:
-        for event in events:
-            if isinstance(event, Done) and not model:
-                conversation.messages.append(text_message("user", question))
-                conversation.messages.append(text_message("assistant", event.answer))
-            yield event
 
 
 # =============================================================================
@@ -15646,19 +15635,24 @@ def resume(setup, name):
 
 
 def save_session(setup):
-    """Save the conversation; a folder that cannot be written costs only that."""
+    """Save the conversation; -> whether one is kept now.
+
+    A folder that cannot be written costs only that.
+    """
     try:
         save_conversation(setup.sessions, setup.conversation)
     except (StorageError, OSError) as error:
         setup.console.warn(f"the conversation is not saved: {error}")
+        return False
+    return bool(setup.conversation.messages)
 
 
 def begin_anew(setup, _):
     """Begin a new conversation; numbers of sources stay taken."""
-    save_session(setup)
+    kept = "; the one before is kept (/sessions)" if save_session(setup) else ""
     fresh = new_conversation(setup.sessions, time.time())
     fresh.register, setup.conversation = setup.conversation.register, fresh
-    setup.console.note("A new conversation; the one before is kept (/sessions).")
+    setup.console.note(f"A new conversation{kept}.")
 
 
 def show_sessions(setup, _):
@@ -15687,6 +15681,8 @@ def compress_now(setup, _):
 
 def export(setup, name):
     """Write the conversation as Markdown, into a file that is not there yet."""
+    if not setup.conversation.messages:
+        raise UsageError("there is nothing to write yet: ask something first")
     name = name or f"lightrag-{setup.conversation.name}.md"
     path = os.path.join(setup.options.cwd, name)
     if os.path.lexists(path):
@@ -17369,7 +17365,7 @@ def page_html(nonce, token):
 
 # =============================================================================
 # 90. Service -- the agent and the knowledge base for faces that serve several
-#    Uses: Settings, Errors, Ingest, Conversation, Consent, Intake, Listing, Gate, Setup
+#    Uses: Settings, Errors, Ingest, Conversation, Agent, Consent, Intake, Listing, Gate
 # =============================================================================
 
 # What the web page and the MCP server share: everything is opened anew for a question,
@@ -17534,8 +17530,8 @@ class Service:
         consent = open_consent(self.options, asker, knowledge)
         calls = open_calls(knowledge, conversation, consent, {}, self.time.now)
         with self.time.watching(left):
-            yield from answer_events(self.settings, self.model, calls, conversation,
-                                     question)
+            agent = Agent(self.settings, self.model, calls, conversation)
+            yield from agent.ask(question)
 
     # The knowledge base
 

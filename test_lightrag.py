@@ -11457,6 +11457,28 @@ class Test80Talk(unittest.TestCase):
         self.assertIn("ports are even", self.endpoint.bodies[-1]["messages"][-1]["content"]
                       + json.dumps(self.endpoint.bodies[0]) + out)
 
+    def test_a_conversation_without_a_model_is_kept_as_any(self):
+        code, out, err = self.chat(None, "/clear", "/export none.md", "/sessions",
+                                   "history limit MAX_HISTORY_CHARS?", "",
+                                   "/export talk.md", "/clear", "/sessions",
+                                   "/export none.md", OPENAI_BASE_URL="")
+        self.assertEqual(code, 0)
+        self.assertIn("A new conversation.\n", err)
+        self.assertIn("No conversation is saved yet.", err)
+        self.assertEqual(err.count("there is nothing to write yet"), 2)
+        self.assertIn("A new conversation; the one before is kept (/sessions).", err)
+        self.assertRegex(out, r"(?m)^\d{8}-\d{6} .* history limit MAX_HISTORY_CHARS\?$")
+        self.assertNotIn("none.md", os.listdir(self.project.root))
+        with open(os.path.join(self.project.root, "talk.md"), encoding="utf-8") as file:
+            text = file.read()
+        self.assertRegex(text, r"## history limit MAX_HISTORY_CHARS\?\n\n.*4000(?s:.*)- \[1\]")
+        code, _, err = self.chat(None, words=("chat", "-c"), OPENAI_BASE_URL="")
+        self.assertEqual(code, 0)
+        self.assertIn("history limit MAX_HISTORY_CHARS? (1 question)", err)
+        self.chat(lambda body: told("8321 [1]."), "and the port?", words=("chat", "-c"))
+        asked = [m["content"] for m in self.endpoint.bodies[0]["messages"]]
+        self.assertIn("history limit MAX_HISTORY_CHARS?", asked)
+
     def test_rules_are_revoked(self):
         self.project.environ["X"] = "1"
         consent = lr.Consent(Asked(), self.project.environ, self.project.root, [], {})
