@@ -15553,29 +15553,39 @@ def memory_command(options, console):
     action, *words = options.words or ["list"]
     if action not in MEMORY_ACTIONS:
         raise UsageError(unknown("memory action", action, MEMORY_ACTIONS))
+    run, wanted = MEMORY_ACTIONS[action]
+    if wanted and not words:
+        raise UsageError(f"memory {action} wants {wanted}")
+    if words and not wanted:
+        raise UsageError(f"memory {action} has no use for: {one_line(words[0], 60)}")
     memory = Memory(open_knowledge(options, console).home)
     for notice in memory.notices:
         console.warn(notice)
-    text = " ".join(words)
-    if not text and action in ("add", "search", "remove"):
-        raise UsageError(f"memory {action} wants {MEMORY_ACTIONS[action][1]}")
-    facts = MEMORY_ACTIONS[action][0](memory, text, options)
+    rows = run(memory, " ".join(words), options)
+    facts = memory.facts if action == "undo" else [fact for _, fact in rows]
     if options.json:
         console.emit({"facts": [fact._asdict() for fact in facts]})
     else:
-        for fact in facts:
-            show_fact(fact, console)
-        if not facts:
-            console.note("Nothing found." if text else "Nothing is remembered.")
+        for happened, fact in rows:
+            show_fact(fact, console, happened)
+        if not rows:
+            console.note("Nothing found." if words else "Nothing is remembered.")
     return NotFoundError.exit_code if action == "search" and not facts else 0
 
 
-MEMORY_ACTIONS = {      # action: ((memory, text, options) -> facts, what it wants)
-    "list": (lambda memory, text, options: memory.facts, ""),
-    "search": (lambda memory, text, options: memory.search(text), "QUERY"),
-    "add": (lambda memory, text, options: [memory.add(text, options.type)], "TEXT"),
-    "remove": (lambda memory, text, options: [memory.remove(text)], "ID"),
-    "undo": (lambda memory, text, options: memory.undo() and memory.facts, ""),
+def undo_change(memory):
+    """Take the last change back; -> [(what happened, Fact)]."""
+    gone, back = memory.undo()
+    return [*(("forgotten", f) for f in gone), *(("restored", f) for f in back)]
+
+
+MEMORY_ACTIONS = {  # (memory, text, options) -> [(what happened, Fact)]; its words
+    "list": (lambda memory, text, _: [("", f) for f in memory.facts], ""),
+    "search": (lambda memory, text, _: [("", f) for f in memory.search(text)], "QUERY"),
+    "add": (lambda memory, text, options:
+            [("remembered", memory.add(text, options.type))], "TEXT"),
+    "remove": (lambda memory, text, _: [("forgotten", memory.remove(text))], "ID"),
+    "undo": (lambda memory, text, _: undo_change(memory), ""),
 }
 
 
@@ -15589,9 +15599,10 @@ REMEMBERING = {
 }
 
 
-def show_fact(fact, console):
-    """Show one fact: its id, date and type, then its text."""
-    console.say(("name", f"{fact.id:<4}"), ("dim", f" {fact.created_at[:10]} "),
+def show_fact(fact, console, happened=""):
+    """Show one fact: what happened to it, its id, date and type, then its text."""
+    console.say(f"{happened:<11}" if happened else "", ("name", f"{fact.id:<4}"),
+                ("dim", f" {fact.created_at[:10]} "),
                 f"{fact.type}: {one_line(fact.text)}")
 
 

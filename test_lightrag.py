@@ -11391,6 +11391,25 @@ class Test77Facts(unittest.TestCase):
             with self.subTest(words[:2]):
                 self.assertEqual(project.data(*words)[0], code)
 
+    def test_the_line_says_what_happened(self):
+        project = Project(self)
+        for words, lines in (
+            (("add", "ports are even"), ["remembered m1"]),
+            (("add", "Ports are even."), ["remembered m1"]),
+            (("undo",), ["forgotten  m1", "restored   m1"]),
+            (("remove", "m1"), ["forgotten  m1"]), (("undo",), ["restored   m1"]),
+            (("list",), ["m1"]), (("search", "ports"), ["m1"]),
+        ):
+            with self.subTest(words):
+                code, out, _ = project.call("memory", *words)
+                starts = [line.partition("   2")[0] for line in out.splitlines()]
+                self.assertEqual((code, starts), (0, lines))
+        for action in ("undo", "list"):
+            code, _, err = project.call("memory", action, "m1")
+            self.assertEqual(code, 2)
+            self.assertIn(f"memory {action} has no use for: m1", err)
+        self.assertEqual(project.call("memory")[1].count("\n"), 1)
+
 
 # =============================================================================
 # 80. Talk
