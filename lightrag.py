@@ -15460,8 +15460,9 @@ def show_sources(citations, question, console):
 
 def ask_command(options, console):
     """Answer a question with citations, or refuse."""
+    question = " ".join(options.words) or piped_question(options, console)
     failed, warnings = add_first(options, console) if options.add else (0, [])
-    setup, question = Setup(options, console), " ".join(options.words)
+    setup = Setup(options, console)
     telling = tell_answer(setup, question, given_with, options.json)
     if options.json:
         console.emit(answer_json(telling, warnings))
@@ -15526,17 +15527,18 @@ def answer_json(telling, warnings):
     }
 
 
-def bare_call(console):
-    """Return the command that a call without one means: a question piped in, or chat.
+def piped_question(options, console):
+    """Return the question that was piped in, where no --add - takes it; all its lines.
 
-    Raises  UsageError when nothing was piped in
+    Raises  UsageError when there is none
     """
-    if console.stdin.isatty():
-        return ["chat"]
-    question = piped_text(console, QUESTION_BYTES_MAX).strip()
+    question = ""
+    if not console.stdin.isatty() and "-" not in options.add:
+        question = piped_text(console, QUESTION_BYTES_MAX).strip()
     if not question:
-        raise UsageError("no command and no question; --help lists the commands")
-    return ["ask", "--", question]
+        raise UsageError("no question: ask wants one behind it or piped in; --help "
+                         "lists the commands")
+    return question
 
 
 # =============================================================================
@@ -18521,7 +18523,8 @@ COMMANDS = {
         "search -k 8 -s docs 'history limit'",
     ),
     "ask": Command(
-        ask_command, "QUESTION...", "an answer with citations",
+        ask_command, "[QUESTION...]",
+        "an answer with citations; what is piped in is one question",
         (NUMBER, WITHIN, YES, *RULES, ADDING, *ANSWERING),
         "ask --add notes --yes 'What is the history limit?'",
     ),
@@ -18565,8 +18568,9 @@ def run_words(words, console, given):
             program = os.path.basename(sys.argv[0])
             console.say(help_text(program, COMMANDS, SHARED, options.command))
             return 0
-        if not options.command:
-            options = parse([*words, *bare_call(console)], COMMANDS, SHARED, given)
+        if not options.command:     # a question is piped in, or somebody is there
+            meant = "chat" if console.stdin.isatty() else "ask"
+            options = parse([*words, meant], COMMANDS, SHARED, given)
         return COMMANDS[options.command].run(options, console)
 
     return guard(_run, console, given["debug"], "--json" in words)

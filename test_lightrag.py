@@ -11020,6 +11020,17 @@ class Test76Asking(unittest.TestCase):
         self.assertTrue(out.startswith("阈值是 4000 字符 [1]。\n\n来源：\n[1] Day 5 学习笔记"))
         self.assertEqual(out.count("["), 2)
 
+    def test_a_question_that_is_piped_in(self):
+        typed = "历史压缩相关的触发阈值，\n是多少？\n".encode()
+        for words in (("ask",), (), ("ask", "-k", "2")):
+            with self.subTest(words):
+                code, data = self.project.data(*words, stdin=typed, piped=True)
+                self.assertEqual((code, data["question"]), (0, typed.decode().strip()))
+        for words in (("ask",), ("ask", "--add", "-", "-y"), ()):
+            code, _, err = self.project.call(*words, stdin=b" \n", piped=True)
+            self.assertEqual(code, 2)
+            self.assertIn("no question", err)
+
     def test_a_source_that_failed_shows_in_the_exit_code(self):
         self.project.write("notes/.env", "A=1\n")
         for words in ((self.QUESTION,), ("who won the cup?",), (self.QUESTION, "--json")):
