@@ -1397,9 +1397,28 @@ def _escape(match):
 
 
 def nearest(word, names):
-    """Return the name that is most like a word, "" when none is."""
-    import difflib
-    return next(iter(difflib.get_close_matches(word, sorted(names), 1, 0.5)), "")
+    """Return the name that is most like a word, "" when none is.
+
+    Dashes, folders and suffixes, which many names share, make none alike.
+
+    >>> nearest("docs/新.md", ["docs/架构.md"]), nearest("--kind", ["--add"])
+    ('', '')
+    >>> nearest("note/day5.md", ["notes/day5.md", "old/day5.md"])
+    'notes/day5.md'
+    """
+    from difflib import get_close_matches
+
+    alike = {}
+    for name in sorted(names):
+        alike.setdefault(_stem(name), []).append(name)
+    least = 0.65    # lst is like list by 0.86, quit by 0.5
+    stems = get_close_matches(_stem(word), alike, 1, least)
+    return get_close_matches(word, alike[stems[0]], 1, 0.0)[0] if stems else ""
+
+
+def _stem(name):
+    """Return the last part of a name, without dashes before it and its suffix."""
+    return posixpath.splitext(posixpath.basename(name.rstrip("/")).lstrip("-"))[0]
 
 
 # =============================================================================
@@ -8927,6 +8946,16 @@ def _ruling(path, folder, rules):
     return "", ""
 
 
+def neighbour(argument, cwd):
+    """Say which name in the same folder is nearest to one that is not there."""
+    folder, name = os.path.split(os.path.join(cwd, argument.rstrip("/\\")))
+    try:
+        near = nearest(name, os.listdir(folder))
+    except OSError:
+        return f", nor a folder {folder}"
+    return f"; did you mean {near}?" if near else ""
+
+
 def has_magic(argument):
     """Tell whether an argument is a glob."""
     return any(sign in argument for sign in "*?[")
@@ -9653,7 +9682,7 @@ def _plan_one(plan, argument, root, cwd):
     elif has_magic(argument):
         _plan_glob(plan, argument, root, cwd)
     else:
-        raise SourceError(f"there is nothing of this name{_nearest(argument, cwd)}")
+        raise SourceError(f"there is nothing of this name{neighbour(argument, cwd)}")
 
 
 def page_address(address):
@@ -9749,18 +9778,6 @@ def _plan_glob(plan, pattern, root, cwd):
         raise SourceError("no file matches")
     base = re.sub(r"([*?[])", r"[\1]", source_name(folder, root))
     _plan_walk(plan, items, pattern if base == "." else f"{base}/{pattern}")
-
-
-def _nearest(argument, cwd):
-    """Say which name in the same folder is nearest to one that is not there."""
-    import difflib
-
-    folder, name = os.path.split(os.path.join(cwd, argument.rstrip("/\\")))
-    try:
-        near = difflib.get_close_matches(name, sorted(os.listdir(folder)), 1)
-    except OSError:
-        return f", nor a folder {folder}"
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 # Reading
@@ -14556,6 +14573,9 @@ def parse(words, commands, shared, given):
             free.append(word)
         else:
             name = word
+            if name not in commands and _is_question(name):
+                asked = one_line(name.replace('"', "'"), QUERY_CHARS_MAX)
+                raise UsageError(f'that is no command; did you mean: ask "{asked}"')
             if name not in commands:
                 raise UsageError(unknown("command", name, commands))
             for option in commands[name].options:
@@ -14566,6 +14586,11 @@ def parse(words, commands, shared, given):
         _check_count(name, commands[name].arguments, free)
     fields.update(command=name, words=free)
     return SimpleNamespace(**{**defaults, **given, **fields})
+
+
+def _is_question(word):
+    """Tell whether the word that stands for a command looks like a question."""
+    return " " in word.strip() or word.endswith("?") or not word.isascii()
 
 
 def _take_option(word, words, known, fields):
@@ -14615,10 +14640,12 @@ def _check_count(name, arguments, free):
 def unknown(what, word, names):
     """Return the sentence about a word that is none of the names.
 
+    Nobody is led to --yes by a slip of the fingers.
+
     >>> unknown("command", "serch", ["ask", "search"])
     "there is no command 'serch'; did you mean search?"
     """
-    near = nearest(word, names)
+    near = nearest(word, set(names) - {"-y", "--yes"})
     hint = f"did you mean {near}?" if near else "there are " + ", ".join(sorted(names))
     return f"there is no {what} '{one_line(word, 60)}'; {hint}"
 
@@ -14637,7 +14664,7 @@ def help_text(program, commands, shared, name=""):
         blocks = [("commands", rows), ("options", _option_rows(shared))]
         lines = [
             f"usage: {program} COMMAND [options]",
-            f"       {program}            the prompt; answers a question piped in",
+            f"       {program}            the prompt; what is piped in is one question",
         ]
     for title, rows in blocks:
         lines += ["", f"{title}:"]
@@ -14956,7 +14983,7 @@ def report_json(report):
 
 # =============================================================================
 # 71. Listing -- the commands that list, show and search
-#    Uses: Errors, Prose, Documents, Ingest, Hybrid, Arguments, Intake
+#    Uses: Errors, Prose, Documents, Folders, Ingest, Hybrid, Arguments, Intake
 # =============================================================================
 
 # The commands that only read.  JSON keeps every field of a record; lines keep what a
@@ -15029,7 +15056,11 @@ def show_command(options, console):
     [source] = scopes_of(options.words, knowledge, options.cwd)
     document = knowledge.get(source)
     if document is None:
+        below = sum(in_scope(name, [source]) for name in knowledge.sources)
         reason = missing(source, knowledge.sources)
+        if below:
+            what = "pattern" if has_magic(source) else "folder"
+            reason = f"a {what}; list shows the documents in it ({below})"
         raise NotFoundError(f"{one_line(source)} is {reason}")
     if options.json:
         row = document_json(document)
@@ -15309,18 +15340,6 @@ class Setup:
     def choose(self, name):
         """Ask another model of the same endpoint from now on."""
         self.settings, self._model = self.settings._replace(model=name), None
-
-
-def open_shared_model(options, console):
-    """Return (Settings, Model or None) of a command that serves others."""
-    console.yes_flag = ""       # which is no option of such a command
-    settings, knowledge = settings_of(options), open_knowledge(options, console)
-    consent = open_consent(options, console, knowledge)
-    model, reason = open_model(settings, consent)
-    reasons = [reason, knowledge.hybrid.refusal() if knowledge.hybrid else ""]
-    for reason in filter(None, reasons):
-        console.warn(reason)
-    return settings, model
 
 
 # =============================================================================
@@ -17571,6 +17590,18 @@ class Service:
             if MEANINGS.get(asker.ask("Go ahead? [y/N]", tried.removed)) != "once":
                 raise DeniedError("nothing was removed: you did not say yes")
         return Ingest(knowledge, None).remove(scopes)
+
+
+def open_shared_model(options, console):
+    """Return (Settings, Model or None) of a command that serves others."""
+    console.yes_flag = ""       # which is no option of such a command
+    settings, knowledge = settings_of(options), open_knowledge(options, console)
+    consent = open_consent(options, console, knowledge)
+    model, reason = open_model(settings, consent)
+    reasons = [reason, knowledge.hybrid.refusal() if knowledge.hybrid else ""]
+    for reason in filter(None, reasons):
+        console.warn(reason)
+    return settings, model
 
 
 def open_service(options, console):

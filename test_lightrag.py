@@ -336,6 +336,22 @@ class Test05Text(unittest.TestCase):
 class Test06Prose(unittest.TestCase):
     """Sentences, estimates, languages, and texts made safe to show."""
 
+    def test_the_nearest_name_is_alike_where_names_differ(self):
+        for word, names, wanted in (
+            ("--bogus", "--yes --json --kind", ""), ("/list", "/quit /tools /rag", ""),
+            ("--kind", "--add --deny", ""), ("docs/新.md", "docs/旧.md docs/架构.md", ""),
+            ("docs/one.md", "docs/two.md docs/architecture.md", ""),
+            ("documents/新.md", "document/旧.md", ""), ("", "a b", ""), ("a", "", ""),
+            ("lst", "list show", "list"), ("/serach", "/search", "/search"),
+            ("port.text", "port.txt", "port.txt"), ("day5.md", "x/day5.html", "x/day5.html"),
+            ("note/day5.md", "notes/day5.md old/day5.md", "notes/day5.md"),
+            ("notes/day55.md", "notes/day5.md notes/day9.md", "notes/day5.md"),
+            ("nots/", "notes other", "notes"), ("架构设计.md", "docs/架构设汁.md",
+                                                 "docs/架构设汁.md"),
+        ):
+            with self.subTest(word):
+                self.assertEqual(lr.nearest(word, names.split()), wanted)
+
     def test_sentences(self):
         for text, wanted in (
             ("One. Two! Three?", ["One.", "Two!", "Three?"]),
@@ -6057,7 +6073,8 @@ class Test45Sources(unittest.TestCase):
         os.mkdir(os.path.join(self.root, "hollow"))
         cases = {
             "noets": "did you mean notes?",
-            "notes/b.md": "did you mean a.md?",
+            "notes/aa.md": "did you mean a.md?",
+            "notes/b.md": "nothing of this name",
             "zzz": "nothing of this name",
             "no/such.md": "nor a folder",
             "": "not the name of anything",
@@ -9437,7 +9454,8 @@ class Test69Arguments(unittest.TestCase):
 
     def parse(self, line, **given):
         """Parse a line of words, split at blanks."""
-        return lr.parse(line.split(), COMMANDS, SHARED, given)
+        words = [line] if line.endswith("?") else line.split()
+        return lr.parse(words, COMMANDS, SHARED, given)
 
     def test_options_may_stand_anywhere(self):
         lines = ("--json --home h add a b -y", "add --json a --home=h -y b",
@@ -9473,7 +9491,11 @@ class Test69Arguments(unittest.TestCase):
         cases = [
             ("lst", "did you mean list?"), ("ad x", "did you mean add?"),
             ("zzzz", "there are add, list, show, sync"), ("add a --jsn", "mean --json?"),
-            ("add a --yess", "mean --yes?"), ("list -y", "no option '-y'"),
+            ("add a --yess", "there are --chunker"), ("add a -x", "there are --chunker"),
+            ("add a --bogus", "there are --chunker"), ("add a --sorce", "mean --source?"),
+            ("When is it due?", 'did you mean: ask "When is it due?"'),
+            ("金牌服务响应时间多久？", 'did you mean: ask "金牌服务响应时间多久？"'),
+            ("list -y", "no option '-y'"),
             ("add", "add wants SOURCE..."), ("show", "wants SOURCE"),
             ("show a b c", "no use for: b c"), ("list a", "no use for: a"),
             ("add a -k", "-k wants a value: -k N"), ("add a -k 0", "number from 1"),
@@ -10107,6 +10129,14 @@ class Test71Listing(unittest.TestCase):
         out = self.project.call("list")[1]
         self.assertIn("notes/day5.md", out)
         self.assertIn("\n3 documents, ", out)
+
+    def test_show_of_a_folder_says_so(self):
+        for name, what in (("notes", "folder"), ("./notes/", "folder"), (".", "folder"),
+                           ("*.md", "pattern")):
+            with self.subTest(name):
+                code, _, err = self.project.call("show", name)
+                self.assertEqual(code, 3)
+                self.assertIn(f"is a {what}; list shows the documents in it", err)
 
     def test_a_scope_or_kind_that_nothing_has_is_told(self):
         for words, code, said in (
