@@ -5637,10 +5637,13 @@ def best_excerpts(question, hits, idf):
 def names_what_is_nowhere(question, hits, idf):
     """Tell whether a question has exact names and neither the base nor a hit holds one.
 
-    X500 is not X200, however much is said of that; a hit may write it X-500.
+    X500 is not X200, however much is said of that; a hit may write it X-500.  What
+    stands beside a sentence that asks, not in it, is no name that is asked for.
     """
+    said = [question[start:end].strip() for start, end in sentences(question)]
+    asked = " ".join(part for part in said if part.endswith(("?", "？"))) or question
     names = [word.lstrip("vV") if "." in word else word     # v2.5.1
-             for word in words_of(question) if EXACT_NAME.fullmatch(word)]
+             for word in words_of(asked) if EXACT_NAME.fullmatch(word)]
     if not names or any(idf(word_tokens(name)[-1]) < idf("") for name in names):
         return False
     held = [_squeezed(f"{hit.source}\n{hit.title}\n{hit.heading}\n{hit.text}")
