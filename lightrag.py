@@ -14467,6 +14467,8 @@ def searches_of(knowledge, home, options, console):
     if settings.embedding_base_url:
         make_vectors(knowledge, options, console, home)
         vectors, embedder = load_vectors(home)[0], Embedder(settings)
+        if not vectors or not vectors.count:
+            raise ModelError("no passage has a vector")
         for mode in ("vectors", "hybrid"):
             yield mode, Hybrid(knowledge, vectors, embedder, mode, _fail).search
     helpers = search_helpers(knowledge, settings, options, console)
@@ -15885,6 +15887,8 @@ def eval_command(options, console):
         else:
             name, rows, figures = eval_cases(word, options, console)
             cases += rows
+        if metrics.get(name, {}).keys() & figures.keys():   # two folders of one name
+            name = word
         metrics.setdefault(name, {}).update(figures)
     passed = sum(row["passed"] for row in cases)
     result = {"cases": cases, "passed": passed, "failed": len(cases) - passed,

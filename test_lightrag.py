@@ -10398,6 +10398,20 @@ class Test81Grading(unittest.TestCase):
         with open(page, encoding="utf-8") as file:
             self.assertIn("<td>tiny</td><td>words</td>", file.read())
 
+    def test_two_sets_of_one_name_are_both_shown(self):
+        folders = [judged_folder(os.path.join(self.project.root, name, "tiny"))
+                   for name in ("a", "b")]
+        self.assertEqual(list(self.project.data("eval", *folders)[1]["metrics"]),
+                         ["tiny", folders[1]])
+
+    def test_nothing_is_measured_by_vectors_where_none_were_made(self):
+        folder = judged_folder(os.path.join(self.project.root, "tiny"))
+        server = EmbeddingServer(self, vector=lambda text: [0.0] * 4)
+        self.project.environ.update(EMBEDDING_BASE_URL=server.address, EMBEDDING_MODEL="m")
+        code, out, err = self.project.call("eval", folder, "-y")
+        self.assertEqual((code, "vectors" in out), (0, False))
+        self.assertIn("tiny was measured by words alone: no passage has a vector", err)
+
     def test_a_set_is_measured_by_every_setting_at_hand(self):
         folder = judged_folder(os.path.join(self.project.root, "tiny"))
         page = os.path.join(self.project.root, "report.html")
