@@ -3142,12 +3142,12 @@ class Bounds:
         above, equal = 0, self.held
         for bits in reversed(self.slices):
             both = equal & bits
-            if count_bits(above | both) >= k:
+            if has_bits(above | both, k):
                 equal = both
             else:
                 above |= both
                 equal ^= both
-        return units_of(above | equal)[:k]
+        return (units_of(above) + units_of(equal))[:k]
 
 
 def units_of(bits):
@@ -3165,12 +3165,12 @@ def units_of(bits):
     return units
 
 
-def count_bits(bits):
-    """Return how many bits are set; before Python 3.10 perhaps fewer."""
-    if hasattr(bits, "bit_count"):
-        return bits.bit_count()
+def has_bits(bits, k):
+    """Tell whether at least k bits are set."""
+    if hasattr(bits, "bit_count"):      # from Python 3.10 on
+        return bits.bit_count() >= k
     packed = bits.to_bytes(-(-bits.bit_length() // 8), "little")
-    return len(packed) - packed.count(0)
+    return len(packed) - packed.count(0) >= k or len(units_of(bits)) >= k
 
 
 class Cursor:

@@ -2012,9 +2012,14 @@ class Test15Ranking(unittest.TestCase):
                 self.assertEqual(reached, sorted(set(reached) & held))
                 self.assertLessEqual(
                     {unit for unit in held if scores[unit] >= least}, set(reached))
-            for k in (1, 5, len(held), len(held) + 9):
-                self.assertEqual(len(bounds.leaders(k)), min(k, len(held)))
-                self.assertLessEqual(set(bounds.leaders(k)), held)
+            highest = {unit: sum((bits >> unit & 1) << i for i, bits
+                                 in enumerate(bounds.slices)) for unit in held}
+            for k in (1, 5, 8, 40, len(held), len(held) + 9):
+                leaders = set(bounds.leaders(k))
+                self.assertEqual(len(leaders), min(k, len(held)))
+                self.assertLessEqual(leaders, held)
+                others = max((highest[unit] for unit in held - leaders), default=0)
+                self.assertGreaterEqual(min(map(highest.get, leaders)), others)
             few = [unit for unit in range(segment.units) if unit % 3]
             chosen = lr.Bounds(segment, cursors, few)
             self.assertEqual(chosen.reaching(1), sorted(held & set(few)))
