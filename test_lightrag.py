@@ -187,10 +187,19 @@ class Test00File(unittest.TestCase):
         run = subprocess.run(command, check=False, capture_output=True)
         self.assertEqual((run.stdout.strip(), run.stderr), (b"[] ['Pattern']", b""))
 
-
-# =============================================================================
-# 1. Settings
-# =============================================================================
+    def test_settings_stand_under_sections_that_use_them(self):
+        starts = [section[0] for section in self.sections] + [len(self.lines) + 1]
+        texts = {name: "\n".join(self.lines[start:stop]) for (start, _, name, *_), stop
+                 in zip(self.sections, starts[1:])}
+        seen = 0
+        for group in re.split(r"\n\n(?=# )", texts["Settings"]):
+            heads, *lines = group.splitlines()
+            heads = heads[2:].split(" (")[0].split(", ")
+            for constant in re.findall("\n([A-Z][A-Z0-9_]+) = ", "\n".join(["", *lines])):
+                seen += 1
+                self.assertTrue(any(re.search(rf"\b{constant}\b", texts[name])
+                                    for name in heads), f"{constant}: {heads}")
+        self.assertGreater(seen, 200)
 
 
 # =============================================================================
