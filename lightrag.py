@@ -9734,7 +9734,8 @@ def _plan_walk(plan, items, root_source):
             continue
         path, source, size = item
         try:
-            reason = content_reason(_head(path), source)
+            head = _head(path)
+            reason = content_reason(head, source) or generated_reason(head, source)
         except SourceError as error:
             reason = str(error)
         if reason:
@@ -9769,6 +9770,8 @@ def _plan_glob(plan, pattern, root, cwd):
 _SECRET_TEXT = Pattern(
     rb"\A\s*-----BEGIN [A-Z0-9 ]*PRIVATE KEY|\"private_key\"\s*:\s*\"-----BEGIN"
 )
+_LONG_LINE = 4000           # bytes; a person breaks lines of code and data before
+_GENERATED = f"looks generated: lines of over {_LONG_LINE:,} bytes; name it to add it"
 _PACKED_KINDS = ("docx", "pptx", "xlsx", "epub")
 _PACKED_TYPES = Pattern("officedocument|epub")
 
@@ -9814,6 +9817,22 @@ def content_reason(head, source, content_type=""):
     if packed or head.startswith(b"%PDF-") or not looks_binary(head):
         return ""
     return "binary (by its first bytes)"
+
+
+def generated_reason(head, source):
+    """Say why a file of a folder is left out as no person's writing; else empty.
+
+    Minified code and the index of a site's search have words of everything in them.
+    Of 44,114 files of code and JSON on one machine 787 are such, and those of Python
+    among them are all tables and grammars that programs wrote.
+    """
+    suffix = posixpath.splitext(source)[1].lower()
+    if kind_of(source) not in ("code", "json") and suffix not in (".map", ".svg"):
+        return ""
+    if suffix in (".jsonl", ".ndjson") or len(head) < HEAD_BYTES:
+        return ""               # a record a line; and what is small crowds nothing out
+    long = sum(len(line) for line in head.split(b"\n") if len(line) > _LONG_LINE)
+    return _GENERATED if 2 * long > len(head) else ""
 
 
 def _head(path):
@@ -10925,7 +10944,8 @@ def plan_fresh(knowledge, scopes):
     held = knowledge.documents
     fresh = [c for c in plan.candidates
              if c.source not in held and in_scope(c.source, scopes)]
-    skipped = [(s, reason) for s, reason in plan.skipped if in_scope(s, scopes)]
+    skipped = [(s, reason) for s, reason in plan.skipped
+               if s not in held and in_scope(s, scopes)]
     return plan._replace(candidates=fresh, skipped=skipped, failed=[])
 
 

@@ -6014,6 +6014,27 @@ class Test45Sources(unittest.TestCase):
         path = os.path.join(self.root, "d.md")
         self.assertEqual(candidate, ("d.md", path, os.stat(path).st_size, ""))
 
+    def test_what_a_program_wrote_is_left_out_of_a_folder(self):
+        minified, code = b"var a=1;" * 2000, b"a = 1\n" * 2000
+        held = {
+            "index.js": minified, "a.css": b"/* licence */\n" * 99 + minified,
+            "a.json": minified, "a.js.map": minified, "a.svg": minified,
+        }
+        kept = {
+            "code.js": code, "small.js": minified[:5000], "blob.py": code + minified,
+            "rows.jsonl": minified, "book.txt": minified, "page.html": minified,
+            "notes.md": minified,
+        }
+        for name, data in {**held, **kept}.items():
+            self.make("web/" + name, data=data)
+        sources, skipped, _, _ = self.plan("web")
+        self.assertEqual(sources, [f"web/{name}" for name in sorted(kept)])
+        self.assertEqual(sorted(skipped), [f"web/{name}" for name in sorted(held)])
+        self.assertTrue(all("looks generated: lines of over 4,000 bytes" in reason
+                            for reason in skipped.values()))
+        self.assertEqual(self.plan("web/*.js")[0], ["web/code.js", "web/small.js"])
+        self.assertEqual(self.plan("web/index.js")[0], ["web/index.js"])
+
     def test_relative_to_the_current_folder_then_to_the_root(self):
         self.make("notes/a.md", "a.md", "docs/b.md")
         self.assertEqual(self.plan("a.md", cwd="notes")[0], ["notes/a.md"])
