@@ -815,52 +815,52 @@ class StorageError(LightragError):
 
 
 @named_tuple
-class Settings:
-    """What a user may change: flag beats environment beats user configuration."""
+class Choice:
+    """One setting: its default, why it is there, and what it may be."""
 
-    base_url: str = ""      # OPENAI_BASE_URL or OPENAI_API_BASE; empty = no model
-    api_key: str = ""       # OPENAI_API_KEY
-    model: str = ""         # OPENAI_MODEL; empty = the first of /models
-    fast_model: str = ""    # LRAG_FAST_MODEL; empty = model
-    max_steps: int = 6      # tool steps a question; then one more without tools
-    budget_tokens: int = 6000   # LRAG_BUDGET_TOKENS: of one request
-    answer_tokens: int = 0  # LRAG_ANSWER_TOKENS: of one answer; 0 = the server's limit
-    stream: bool = True     # LRAG_STREAM; 0 for an endpoint that streams badly
-    remember: bool = False  # LRAG_REMEMBER: propose facts when a conversation ends
-    embedding_base_url: str = ""    # EMBEDDING_BASE_URL; empty = search by words
-    embedding_api_key: str = ""     # EMBEDDING_API_KEY
-    embedding_model: str = ""       # EMBEDDING_MODEL; empty = the first of /models
-    embedding_prefix: str = "auto"  # LRAG_EMBEDDING_PREFIX: see PREFIX_WAYS
-    embedding_rpm: int = 0  # LRAG_EMBEDDING_RPM: requests a minute; 0 = no limit
-    embedding_tpm: int = 0  # LRAG_EMBEDDING_TPM: tokens a minute
-    rerank: str = "endpoint"    # LRAG_RERANK: endpoint, model or off
-    rerank_base_url: str = ""   # LRAG_RERANK_BASE_URL; empty = no reranking by endpoint
-    rerank_api_key: str = ""    # LRAG_RERANK_API_KEY
-    rerank_model: str = ""      # LRAG_RERANK_MODEL; empty = the server's own
-    expand: bool = False    # LRAG_EXPAND: search for what the model makes of a question
-    own_language: bool = False  # LRAG_OWN_LANGUAGE: passages in it first among equals
-    questions_per_client: int = 20  # LRAG_QUESTIONS_PER_CLIENT: of serve, in 10 minutes
-    questions_per_day: int = 200    # LRAG_QUESTIONS_PER_DAY: for all; somebody pays
-    answers_at_once: int = 2    # LRAG_ANSWERS_AT_ONCE: local models give one at a time
+    default: object
+    why: str
+    variables: tuple = ()   # which other programs read, too; else LRAG_ and its name
+    least: int = 0          # of a number
+    words: tuple = ()       # of a text; () = any
 
 
-KNOWN_VARIABLES = {         # which other programs read, too
-    "base_url": ("OPENAI_BASE_URL", "OPENAI_API_BASE"),
-    "api_key": ("OPENAI_API_KEY",),
-    "model": ("OPENAI_MODEL",),
-    "embedding_base_url": ("EMBEDDING_BASE_URL",),
-    "embedding_api_key": ("EMBEDDING_API_KEY",),
-    "embedding_model": ("EMBEDDING_MODEL",),
+CHOICES = {
+    "base_url": Choice("", "the endpoint of the chat model; empty = no model",
+                       ("OPENAI_BASE_URL", "OPENAI_API_BASE")),
+    "api_key": Choice("", "its key", ("OPENAI_API_KEY",)),
+    "model": Choice("", "empty = the first of /models", ("OPENAI_MODEL",)),
+    "fast_model": Choice("", "sums up, and puts follow-ups anew; empty = model"),
+    "max_steps": Choice(6, "tool steps a question; then one more without tools"),
+    "budget_tokens": Choice(6000, "tokens of one request", least=BUDGET_TOKENS_MIN),
+    "answer_tokens": Choice(0, "tokens of one answer; 0 = the server's limit"),
+    "stream": Choice(True, "0 for an endpoint that streams badly"),
+    "remember": Choice(False, "propose facts when a conversation ends"),
+    "embedding_base_url": Choice("", "an embeddings endpoint; empty = search by words",
+                                 ("EMBEDDING_BASE_URL",)),
+    "embedding_api_key": Choice("", "its key", ("EMBEDDING_API_KEY",)),
+    "embedding_model": Choice("", "empty = the first of /models",
+                              ("EMBEDDING_MODEL",)),
+    "embedding_prefix": Choice("auto", "how it is told a question from a passage",
+                               words=PREFIX_WAYS),
+    "embedding_rpm": Choice(0, "requests a minute; 0 = no limit"),
+    "embedding_tpm": Choice(0, "tokens a minute; 0 = no limit"),
+    "rerank": Choice("endpoint", "who puts the best passages in order once more",
+                     words=("endpoint", "model", "off")),
+    "rerank_base_url": Choice("", "a reranker; empty = none by endpoint"),
+    "rerank_api_key": Choice("", "its key"),
+    "rerank_model": Choice("", "empty = the server's own"),
+    "expand": Choice(False, "search for what the model makes of a question, too"),
+    "own_language": Choice(False, "passages in the question's language first"),
+    "questions_per_client": Choice(20, "of serve, in 10 minutes", least=1),
+    "questions_per_day": Choice(200, "of serve, for all; somebody pays", least=1),
+    "answers_at_once": Choice(2, "of serve; local models give one at a time", least=1),
 }
-SETTING_WORDS = {
-    "embedding_prefix": PREFIX_WAYS, "rerank": ("endpoint", "model", "off"),
-}
-SETTING_LEAST = {
-    "budget_tokens": BUDGET_TOKENS_MIN, "questions_per_client": 1,
-    "questions_per_day": 1, "answers_at_once": 1,
-}
-SETTING_VARIABLES = {name: KNOWN_VARIABLES.get(name, (f"LRAG_{name.upper()}",))
-                     for name in Settings._fields}
+SETTING_VARIABLES = {name: choice.variables or (f"LRAG_{name.upper()}",)
+                     for name, choice in CHOICES.items()}
+_DEFAULTS = [choice.default for choice in CHOICES.values()]
+Settings = namedtuple("Settings", CHOICES, defaults=_DEFAULTS)
+Settings.__doc__ = "What a user may change; see CHOICES."
 SWITCHES = {"1": True, "true": True, "yes": True, "on": True,
             "0": False, "false": False, "no": False, "off": False}
 
@@ -891,8 +891,8 @@ def read_settings(environ, config, max_steps=None):
 
 def _setting(name, value, where):
     """Return the value of a setting in its type."""
-    kind = type(Settings._field_defaults[name])
-    least, words = SETTING_LEAST.get(name, 0), SETTING_WORDS.get(name, ())
+    default, _, _, least, words = CHOICES[name]
+    kind = type(default)
     try:
         if kind is bool:
             return SWITCHES[str(value).lower()]
@@ -907,6 +907,22 @@ def _setting(name, value, where):
     wanted = {bool: "1 or 0", int: f"a number from {least}",
               str: ", ".join(words) or "a text"}[kind]
     raise ConfigError(f"{where} wants {wanted}")
+
+
+def settings_text(place):
+    """Return what may be set, as the help shows it.
+
+    place  str, where the user's config.json lies
+    """
+    rows = [f"in the environment, or by name in {place}; a flag goes before both:", ""]
+    for name, choice in CHOICES.items():
+        usual = choice.default if choice.default != "" else "-"
+        usual = int(usual) if isinstance(usual, bool) else usual
+        words = f" ({', '.join(choice.words)})" if choice.words else ""
+        rows.append(f"  {', '.join(SETTING_VARIABLES[name]):<33} {name:<20} "
+                    f"{usual!s:<8} {choice.why}{words}")
+    rows += ["", "  LRAG_HOME is --home; proxies, CA files and NO_COLOR are obeyed"]
+    return "\n".join(rows)
 
 
 # =============================================================================
@@ -14663,6 +14679,8 @@ def help_text(program, commands, shared, name=""):
     for title, rows in blocks:
         lines += ["", f"{title}:"]
         lines += [f"  {left:<24} {right}".rstrip() for left, right in rows]
+    if not name:
+        lines += ["", f"{program} --help settings: environment variables, config.json"]
     return "\n".join(lines)
 
 
@@ -14977,7 +14995,7 @@ def report_json(report):
 
 # =============================================================================
 # 71. Listing -- the commands that list, show and search
-#    Uses: Errors, Prose, Documents, Folders, Ingest, Hybrid, Arguments, Intake
+#    Uses: Errors, Choices, Prose, Documents, Folders, Ingest, Hybrid, Arguments, Intake
 # =============================================================================
 
 # The commands that only read.  JSON keeps every field of a record; lines keep what a
@@ -15099,6 +15117,12 @@ def show_status(status, console):
         console.say(("warn", "stale"), f"  {one_line(source)} (changed or gone; sync)")
     if not status["totals"]["documents"]:
         console.note(emptiness(status["home"]))
+
+
+def show_settings(environ, console):
+    """Show what may be set in the environment and in config.json; -> exit code."""
+    console.say(settings_text(os.path.join(config_folder(environ), "config.json")))
+    return 0
 
 
 # Searching
@@ -18586,7 +18610,12 @@ def run_words(words, console, given):
 
     given  dict of what is handed down: see surroundings
     """
+    if words and words[0] == "help":
+        words = [*words[1:], "--help"]
+
     def _run():
+        if set(words) in ({"settings", "--help"}, {"settings", "-h"}):
+            return show_settings(given["environ"], console)
         options = parse(words, COMMANDS, SHARED, given)
         if options.version:
             console.say(f"lightrag {__version__}")

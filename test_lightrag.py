@@ -9341,6 +9341,24 @@ class Test04Choices(unittest.TestCase):
             other = {variable + "_BASE_URL": "https://b.test"}
             self.assertNotIn(KEY, lr.read_settings(other, config))
 
+    def test_the_help_names_each_setting_with_its_default_and_why(self):
+        project = Project(self)
+        for words in (("--help", "settings"), ("help", "settings"), ("settings", "-h")):
+            code, out, _ = project.call(*words)
+            self.assertEqual(code, 0)
+        rows = {row.split()[-1]: right for row, right in
+                re.findall(r"(?m)^  ([A-Z_, ]+ [a-z_]+) +(\S.*)$",
+                               out.rpartition("\n\n")[0])}
+        self.assertEqual(list(rows), list(lr.Settings._fields))
+        self.assertTrue(all(len(right.split()) > 2 for right in rows.values()))
+        self.assertTrue(rows["budget_tokens"].startswith("6000 "))
+        self.assertTrue(rows["stream"].startswith("1 "))
+        self.assertIn("OPENAI_BASE_URL, OPENAI_API_BASE  base_url", out)
+        self.assertIn("config.json", out)
+        self.assertEqual(project.call("help", "add"), project.call("add", "--help"))
+        self.assertEqual(project.call("help"), project.call("--help"))
+        self.assertIn("--help settings", project.call("help")[1])
+
     def test_what_is_wrong_is_named(self):
         for environ, config, named in (
             ({"LRAG_MAX_STEPS": "six"}, {}, "LRAG_MAX_STEPS wants a number"),
