@@ -11979,6 +11979,12 @@ def embed_missing(vectors, rows, embedder, save, progress=None):
     return len(bad)
 
 
+def fused_rows(rankings, weights):
+    """Return several rankings, each [(score, number, chunk index)], made one such."""
+    places = [[row[1:] for row in ranking] for ranking in rankings]
+    return [(score, *place) for score, place in fused(places, weights)]
+
+
 class Hybrid:
     """Searches one Knowledge by words and by vectors, and lets models help.
 
@@ -12009,13 +12015,10 @@ class Hybrid:
         variants = self._ask("the question was not put in other ways", self.expand,
                              query)
         if variants:
-            rankings = [[row[1:] for row in best]]
-            for variant in variants:
-                rankings.append([row[1:] for row in self._ranked(variant, scope)])
-            weights = [1.0] + [VARIANT_WEIGHT] * len(variants)
-            best = [(score, *place) for score, place in fused(rankings, weights)]
+            rankings = [best, *(self._ranked(variant, scope) for variant in variants)]
             for name, ranking in zip(["the question", *variants], rankings):
                 self._note_ranks(f"for {name}", ranking)
+            best = fused_rows(rankings, [1.0] + [VARIANT_WEIGHT] * len(variants))
         best = self._reranked(query, self.own_first(query, best))
         return self.knowledge.hits_at(best[:k])
 
@@ -12025,20 +12028,18 @@ class Hybrid:
         by_meaning = self._by_meaning(query, *scope)
         if not by_meaning or self.mode == "words":
             return by_words
-        words = [row[1:] for row in by_words]
-        meaning = [row[1:] for row in by_meaning]
         weights = self._weights(query, by_words)
         if not self.ranks:          # those of a variant say little
-            self._note_ranks("by words", words, weights[0])
-            self._note_ranks("by vectors", meaning, weights[1])
-        rankings = [[] if self.mode == "vectors" else words, meaning]
-        return [(score, *place) for score, place in fused(rankings, weights)]
+            self._note_ranks("by words", by_words, weights[0])
+            self._note_ranks("by vectors", by_meaning, weights[1])
+        words = [] if self.mode == "vectors" else by_words
+        return fused_rows([words, by_meaning], weights)
 
     def own_first(self, query, best):
         """Put what is in the question's language first among near equals."""
         if not self.own_language:
             return best
-        self._note_ranks("before language", [row[1:] for row in best])
+        self._note_ranks("before language", best)
         own, rows = language(query), []
         for (score, *place), hit in zip(best, self._hits(best, OWN_LANGUAGE_HITS)):
             bonus = OWN_LANGUAGE_BONUS * (language(hit.text) == own)
@@ -12055,10 +12056,9 @@ class Hybrid:
         named = self._ask("not reranked", self.rerank, query, texts)
         if not named:
             return best
-        old = [row[1:] for row in best]
-        self._note_ranks("before rerank", old)
-        order = dict.fromkeys([*(old[i] for i in named), *old])
-        return [(score, *place) for score, place in fused([order], [1.0])]
+        self._note_ranks("before rerank", best)
+        order = dict.fromkeys([*(best[i] for i in named), *best])
+        return fused_rows([order], [1.0])
 
     def near(self, question, hits):
         """Return the excerpts of the hit that a search found clearly near; else [].
@@ -12104,7 +12104,7 @@ class Hybrid:
             return []
 
     def _note_ranks(self, name, ranking, weight=1.0):
-        self.ranks[f"{PLACE}{name})"] = weight, ranking
+        self.ranks[f"{PLACE}{name})"] = weight, [row[1:] for row in ranking]
 
     def ranks_of(self, found):
         """Return rows for --explain: the places of hits in the rankings before."""
@@ -12130,37 +12130,43 @@ class Hybrid:
 
     def _by_meaning(self, query, count, sources, kinds):
         """Return [(cosine, number, chunk index)], nothing when vectors cannot serve."""
-        if self.mode == "words" or not self.vectors or not self.vectors.count:
-            return []
-        part = "searched by words alone"
-        vector = self._ask(part, self.embedder.question_vector, query)
-        if self._is_left(part):
-            return []
-        if self.embedder.model != self.vectors.model:
-            self._give_up(f"the vectors are of {self.vectors.model}, not of "
-                          f"{self.embedder.model}: searched by words alone; run embed")
-            return []
-        if unit_vector(vector) is None:
-            self._give_up("the endpoint's vector of the question is none: searched by "
-                          "words alone; check EMBEDDING_MODEL")
-            return []
-        if len(vector) != self.vectors.dimension:
-            self._give_up(
-                f"vectors of {len(vector)} and {self.vectors.dimension} dimensions do "
-                "not compare: searched by words alone; run embed --again"
-            )
+        asked = self._asked_vector(query)
+        if asked is None:
             return []
         places = self.places()
         allowed = self.knowledge.wanted(sources, kinds)
         rows = [row for row, found in places.items()
                 if allowed is None or any(allowed(number) for number, _ in found)]
-        best = self.vectors.nearest(vector, count, rows)
+        best = self.vectors.nearest(asked, count, rows)
         if best and not self.ranks:     # of the question, not of its variants
             lead = lead_of([cosine for cosine, _ in best], len(rows))
             for place in places[best[0][1]]:
-                self.leaders[place] = unit_vector(vector), lead
+                self.leaders[place] = asked, lead
         return [(cosine, *place) for cosine, row in best for place in places[row]
                 if allowed is None or allowed(place[0])]
+
+    def _asked_vector(self, query):
+        """Return a question's unit vector; None, and says why, when none compares."""
+        if self.mode == "words" or not self.vectors or not self.vectors.count:
+            return None
+        alone = "searched by words alone"
+        vector = self._ask(alone, self.embedder.question_vector, query)
+        if self._is_left(alone):
+            return None
+        asked, size, problem = unit_vector(vector), self.vectors.dimension, ""
+        if self.embedder.model != self.vectors.model:
+            problem = (f"the vectors are of {self.vectors.model}, not of "
+                       f"{self.embedder.model}: {alone}; run embed")
+        elif asked is None:
+            problem = ("the endpoint's vector of the question is none: "
+                       f"{alone}; check EMBEDDING_MODEL")
+        elif len(asked) != size:
+            problem = (f"vectors of {len(asked)} and {size} dimensions do not compare: "
+                       f"{alone}; run embed --again")
+        if problem:
+            self._give_up(problem)
+            return None
+        return asked
 
     def places(self):
         """Return {row: [(number, chunk index)]} of the knowledge base as it is now."""
