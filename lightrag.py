@@ -472,6 +472,7 @@ FETCH_KEPT_S = 900          # a page read twice in a quarter of an hour is the s
 # Subjects, Rerank
 PART_SHOWN_CHARS = 160      # of a part: how it begins tells what it is about
 CONTEXT_PARTS = 3           # of the window before, to judge its first part beside
+NUMBER_TOKENS = 2           # of a line's number and the end of the line
 ECHO_CHARS = 20             # of a line tell that the model repeats it
 RERANKED_MAX = 20           # passages an endpoint is sent
 PICKED_FROM = 10            # passages a chat model is shown: more and it mixes them up
@@ -12905,26 +12906,41 @@ class Subjects:
 
         Raises  ModelError when what the model says does not fit, else as Model.chat
         """
+        beginnings = [" ".join(text[start:end].split())[:PART_SHOWN_CHARS]
+                      for start, end in parts]
         room = QUESTION_SHARE * min(SMALL_REQUEST_TOKENS, self._requests.budget())
-        marked, first = [], 0
-        while first < len(parts):
-            start, lines, cost = max(0, first - CONTEXT_PARTS), [], 0
-            for i in range(start, len(parts)):
-                shown = " ".join(text[slice(*parts[i])].split())[:PART_SHOWN_CHARS]
-                cost += estimate_tokens(shown) + 2
-                if i > first and cost > room:
-                    break
-                lines.append(shown)
+        marked = []
+        for start, first, end in windows_of(beginnings, room):
+            lines = beginnings[start:end]
             shown = "\n".join(f"{n} {line}" for n, line in enumerate(lines, 1))
             said = self._requests.side_answer(SUBJECTS_PROMPT, shown, "text")
             found = [start + n - 1 for n in numbers_said(said, lines)]
             found = [i for i in found if i >= max(first, 1)]
-            end = start + len(lines)
             chars = parts[end - 1][1] - parts[first][0]
             if len(found) > 1 and chars < len(found) * CHUNK_OVERLAP:
                 raise ModelError("the model divides it into crumbs")
-            marked, first = marked + found, end
+            marked += found
         return marked
+
+
+def windows_of(lines, room):
+    """Yield (start, first, end) of each window; those before first were in the last.
+
+    room  tokens a window may have; one line that is new goes whatever it takes
+    >>> list(windows_of(["line"] * 8, 15))
+    [(0, 0, 5), (2, 5, 7), (4, 7, 8)]
+    """
+    first = 0
+    while first < len(lines):
+        start = end = max(0, first - CONTEXT_PARTS)
+        cost = 0
+        while end < len(lines):
+            cost += estimate_tokens(lines[end]) + NUMBER_TOKENS
+            if end > first and cost > room:
+                break
+            end += 1
+        yield start, first, end
+        first = end
 
 
 def numbers_said(said, lines):
