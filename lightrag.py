@@ -9877,6 +9877,14 @@ def _read_stdin(stdin):
     return data
 
 
+def weighed(plan, stdin):
+    """Read standard input ahead; -> (Plan that knows its size, stream of it)."""
+    data = stdin.read(FILE_BYTES_MAX + 1)
+    candidates = [c._replace(size=len(data)) if c.source == "-" else c
+                  for c in plan.candidates]
+    return plan._replace(candidates=candidates), io.BytesIO(data)
+
+
 def pdf_text(data, program="pdftotext", timeout_s=PDF_TIMEOUT_S):
     """Return the text of a PDF as UTF-8 bytes; a form feed ends a page.
 
@@ -10770,11 +10778,13 @@ def describe_plan(plan, known=()):
     known  sources that are in the knowledge base already
     """
     named = [candidate.source for candidate in plan.candidates]
-    size = sum(candidate.size for candidate in plan.candidates)
+    sizes = [candidate.size for candidate in plan.candidates]
+    size = readable_size(sum(sizes)) if any(sizes) else "of unknown size"
+    more = " and more" if any(sizes) and not all(sizes) else ""     # pages
     again = sum(source in known for source in named)
     count = "1 source" if len(named) == 1 else f"{len(named)} sources"
     held = f", {again} of them known already" if again else ""
-    return f"{count}, {readable_size(size)}{held}: {first_few(named)}"
+    return f"{count}, {size}{more}{held}: {first_few(named)}"
 
 
 def first_few(sources, width=NAMED_CHARS_MAX):
@@ -14823,12 +14833,16 @@ def add_sources(arguments, knowledge, options, console):
     if options.chunker == "model":
         subjects.check()
     plan = plan_sources(arguments, knowledge.root, options.cwd)
+    stdin = console.binary_in
+    if "-" in arguments and options.piped:      # so that the question says how much
+        plan, stdin = weighed(plan, stdin)
     plan, reason = permit(plan, knowledge, consent, options.dry_run)
     if reason:
         raise DeniedError(f"nothing was added: {reason}")
     if options.chunker == "model" and not options.dry_run:
         subjects.open(describe_plan(plan))
     ingest = open_ingest(knowledge, consent, options, console, subjects)
+    ingest.stdin = stdin
     return ingest.add(plan, options.chunker)
 
 

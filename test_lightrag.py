@@ -10006,6 +10006,20 @@ class Test70Intake(unittest.TestCase):
         os.rename(self.project.root + "/src", self.project.root + "/away")
         self.assertIn("it may only be away", self.project.call("sync")[1])
 
+    def test_the_question_says_how_large_standard_input_is(self):
+        for typed, size in ((b"x" * 3000, "2.9 kB"), (b"", "of unknown size")):
+            code, _, err = self.project.call("add", "-", stdin=typed, piped=True)
+            self.assertEqual(code, 5)
+            self.assertIn(f"Add 1 source, {size}: -", err)
+        _, _, err = self.project.call("add", "http://127.0.0.1:9/a")
+        self.assertIn("Add 1 source, of unknown size: http", err)
+        _, _, err = self.project.call("add", "http://127.0.0.1:9/a", "port.txt")
+        self.assertRegex(err, r"Add 2 sources, \d+ bytes and more: ")
+        for text, outcome in ((b"first text", "added"), (b"second text", "updated")):
+            code, report = self.project.data("add", "-", "-y", stdin=text, piped=True)
+            self.assertEqual((code, report[outcome]), (0, ["-"]))
+        self.assertEqual(self.project.data("show", "-")[1]["text"], "second text")
+
     def test_a_skipped_name_is_whole(self):
         name = "notes/" + "long" * 30 + ".bin"
         self.project.write(name, "\0")
