@@ -5343,6 +5343,10 @@ CODE_PIECES = (
     ("comment", r"#|//|--|/?\*|;|@\w"),     # or a decorator
     ("signature", r"(?:[\w.*&<>\[\]]+[ \t]+)*(?:" + DEFINING_WORDS + r")[ \t]+[\w(]"),
 )
+SETTING_KINDS = {"json", "yaml", "toml"}
+SETTING_PIECES = (      # a key that has its values on the lines below
+    ("lead", r"[^#]*[:={\[]$|\[.*\]$"),
+)
 NEVER = Pattern(r"(?!)")
 RUNS = {"item", "row", "code"}      # a lead-in takes all of these along, else one
 CODE = {"code", "signature", "comment"}
@@ -5395,16 +5399,19 @@ def _pieces(hit):
         yield from _pieces_between(text, start, island_start, as_lines, as_lines)
         yield from _pieces_between(text, island_start, island_end, not as_lines, True)
         start = island_end
-    yield from _pieces_between(text, start, len(text), as_lines, as_lines)
+    settings = hit.kind in SETTING_KINDS
+    yield from _pieces_between(text, start, len(text), as_lines, as_lines, settings)
 
 
-def _pieces_between(text, start, end, as_lines, in_code):
+def _pieces_between(text, start, end, as_lines, in_code, settings=False):
     """Yield the pieces of one stretch, split into lines or into sentences."""
     if as_lines:
         spans = [match.span() for match in VISIBLE_LINE.finditer(text, start, end)]
     else:
         spans = [(start + a, start + b) for a, b in sentences(text[start:end])]
     rules, other = (CODE_PIECES, "code") if in_code else (PROSE_PIECES, "text")
+    if settings:
+        rules = SETTING_PIECES + rules
     limits = Limits(CHUNK_CHARS_MAX, 0, CHUNK_CHARS_MAX, CHUNK_CHARS_MAX)
     for whole in spans:
         for a, b in spans_of_text(text, *whole, limits):
@@ -5458,6 +5465,9 @@ def _grouped(pieces, hit):
             above, head = hit.heading if own else text[start:end], None
         elif head and head[0] == group[-1]:
             yield (head[1:], whole), above
+        elif what == "row" and (last := _after_run(pieces, i + 1, start)) > i + 1:
+            yield ((start, pieces[last - 1][2]),), above    # its head alone is none
+            head = ("row", *whole)
         else:
             yield (whole,), above
             head = ("row", *whole) if what == "row" else None
@@ -5467,7 +5477,7 @@ def _grouped(pieces, hit):
         opens = what == "item" and before not in ("item", "lead")
         if opens and (last := _after_run(pieces, i + 1, start)) > i + 1:
             yield ((start, pieces[last - 1][2]),), above    # the whole list, too
-        listed = what == "lead" and group[-1] in RUNS
+        listed = "lead" in group and group[-1] in RUNS
         i += group.index(group[-1]) if listed else len(group)   # its members, singly
 
 
@@ -5488,7 +5498,7 @@ def _after_group(pieces, i, text):
     elif what in ("lead", "comment"):
         while _fits(i, {what}):
             i += 1
-        if _fits(i, SHOWN):
+        if _fits(i, {*SHOWN, "lead"}):
             follower, i = pieces[i][0], _after_group(pieces, i, text)
             if what == "lead" and follower in RUNS:
                 i = _after_run(pieces, i, start)

@@ -3149,6 +3149,24 @@ class Test24Excerpts(unittest.TestCase):
                             self.assertLess(start, end)
                             self.assertLessEqual(end - start, lr.CHUNK_CHARS_MAX)
 
+    def test_a_table_or_a_block_of_settings_is_whole_or_in_parts(self):
+        table = "| plan | seats |\n|---|---|\n| Team | 25 |\n| Firm | 90 |"
+        yaml = "# of pages\ncache:\n  size: 256\n  ttl: 600\nport: 80\nlog:\n  level: 1"
+        toml = "[cache]\nsize = 256\n\n[log]\nlevel = 1"
+        for kind, text, expected in (
+            ("markdown", table, [table, "| plan | seats |\n| Team | 25 |",
+                                 "| plan | seats |\n| Firm | 90 |"]),
+            ("markdown", "| plan | seats |\n|---|---|", ["| plan | seats |"]),
+            ("csv", "plan,seats\nTeam,25\n", ["plan,seats\nTeam,25"] * 2),
+            ("yaml", yaml, [yaml[:49], "  size: 256", "  ttl: 600", "port: 80",
+                            "log:\n  level: 1", "  level: 1"]),
+            ("toml", toml, ["[cache]\nsize = 256", "size = 256", "[log]\nlevel = 1",
+                            "level = 1"]),
+        ):
+            with self.subTest(kind=kind, text=text):
+                found = lr.excerpts_of(hit_of(text, kind=kind))
+                self.assertEqual([excerpt.text() for excerpt in found], expected)
+
 
 # =============================================================================
 # 25. Answers
