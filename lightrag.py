@@ -589,6 +589,12 @@ QUANTITY_SIGNS = r"""\d|[〇一二两兩三四五六七八九十百千万萬亿�
 \b(?:july|august|september|october|november|december)\b"""
 LIST_PHRASES = r"""\bwhat are\b|\bwhich\b.*\bare\b|\blist\b|\bsteps\b
 \bhow (?:do|can|to)\b|哪些|哪[几幾]|[几幾][种種个個点點步]|步骤|步驟|列[出举舉]|包[括含]"""
+PLACE_PHRASES = r"""\bwhere\b|哪[里裡儿兒]|何[处處地]|在哪|什[么麼]地方"""
+PLACE_LOOKS = r"""(?-i:\b(?:in|at|near|from) (?:the )?[A-Z])|地[点點址区區]|位[于於置]
+(?m:^)\W*(?:place|location|room|venue|address|where)\W*[:：]|[省市县縣区區镇鎮村路街楼樓室州国國]"""
+# A question for what a name stands for: a line that gives it a value answers.
+VALUE_PHRASES = r"""\bwhat(?:'s| is| are)\b|\bvalues?\b|\bdefaults?\b|默认|默認
+是什[么麼]|是多少|[的取]值|等于|等於|定[义義]"""
 NUMBER_WORDS = {            # English; compared as values
     "zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6,
     "seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11, "twelve": 12,
@@ -5323,6 +5329,9 @@ TEXT_READERS = {        # all other kinds are read as they are
 # that need each other are grouped.  All are spans of the text: nothing is rewritten.
 
 LINE_KINDS = {"code", "csv", "json", "yaml", "toml"}    # a line says one thing
+KEY = Pattern(  # and a short value: no sentence with a colon
+    r"[\s*•+>-]*([^\s*•+>:：=|-][^:：=|\n]{0,40}?)[* ]{0,3}[:：](?!//)\s*\S.{0,60}$",
+    re.MULTILINE)
 VISIBLE_LINE = Pattern(r"^[ \t]*\S.*$", re.MULTILINE)
 DEFINING_WORDS = (
     "def|class|function|func|fn|fun|interface|struct|enum|trait|impl|module|type|sub"
@@ -5371,6 +5380,11 @@ class Excerpt:
     def text(self):
         """Return what is shown."""
         return "\n".join(self.hit.text[start:end] for start, end in self.spans)
+
+    def key(self):
+        """Return the tokens of what stands before a colon, as of 主持：王海燕, or [""]."""
+        match = KEY.match(self.hit.text, *self.spans[-1])
+        return match and tokens(match[1]) or [""]
 
     def finds(self, pattern):
         """Tell whether a compiled pattern matches in what is shown."""
@@ -5532,6 +5546,7 @@ def _is_open(text):
 
 ANSWER_KINDS = (        # (what asks for it, what it looks like)
     (QUANTITY_PHRASES, QUANTITY_SIGNS),
+    (PLACE_PHRASES, PLACE_LOOKS),
     (LIST_PHRASES, r"\n[ \t]*(?:[-*+•]|\d{1,3}[.)、])\s"),
 )
 # v2.5.1, X500, get_user, getUser, CEO; no file or error, they may be the asker's own.
@@ -5539,6 +5554,7 @@ EXACT_NAME = Pattern(
     r"(?!.*(?:Error|Exception)$)(?:v?\d+(?:\.\d+){2,}|[^\W.]+_[^.]*|[A-Z]{3,}"
     r"|[^\W\d_][^\W\d]*(?:-[^\W\d_]+)*-?\d+[\w-]*|[^\W_]*[a-z][A-Z][^\W_]*)"
 )
+VALUE_LINE = r"^[ \t]*(?:[\w<>\[\]]+[ \t]+){{0,3}}_*(?:{})\b[\"']?[ \t]*(?::|=(?!=))"
 NEARLY_AS_NEAR = 0.1        # of the best one's distance from 1: further off it may be
 LABELS = {      # English, Chinese
     "refusal": ("The documents do not answer this.", "文档中没有这个问题的答案。"),
@@ -5619,6 +5635,16 @@ def source_line(citation, question):
     return f"[{citation.n}] " + ", ".join(part for part in parts if part)
 
 
+def looks_of(question):
+    """Return the patterns of what a question asks for: a number, a place, a value."""
+    looks = [_any_row(look) for asks, look in ANSWER_KINDS
+             if _any_row(asks).search(question)]
+    names = "|".join(map(re.escape, filter(EXACT_NAME.fullmatch, words_of(question))))
+    if names and _any_row(VALUE_PHRASES).search(question):
+        looks.append(re.compile(VALUE_LINE.format(names), re.MULTILINE))
+    return looks
+
+
 def best_excerpts(question, hits, idf):
     """Return (coverage, excerpts): the one to three that answer best, best first.
 
@@ -5626,19 +5652,21 @@ def best_excerpts(question, hits, idf):
     """
     if names_what_is_nowhere(question, hits, idf):
         return 0.0, []
-    words = weighted_words(question, idf)
-    looks = [_any_row(look) for asks, look in ANSWER_KINDS
-             if _any_row(asks).search(question)]
-    candidates = []
+    words, asked = weighted_words(question, idf), set(tokens(question))
+    looks, candidates = looks_of(question), []
     for place, hit in enumerate(hits):
+        code = hit.kind == "code"
         for excerpt in excerpts_of(hit):
             covered = covered_words(words, excerpt.found | excerpt.context)
-            if len(excerpt.spans) > 1 and not any(covered_words(words, excerpt.own)):
+            last = excerpt._replace(spans=excerpt.spans[-1:])
+            if (len(excerpt.spans) > 1 and not any(covered_words(words, excerpt.own))
+                    and not (code and any(map(last.finds, looks)))):
                 continue        # its head alone says as much
             own = sum(covered_words(words, excerpt.found))
             score = sum(covered) + OWN_SHARE * own - RANK_PENALTY * place
             score -= LENGTH_PENALTY * excerpt.length() / EXCERPT_CHARS_MAX
             score += KIND_BONUS * any(map(excerpt.finds, looks))
+            score += KIND_BONUS * (not code and asked.issuperset(excerpt.key()))
             candidates.append((score, covered, excerpt))
     if not candidates:
         return 0.0, []

@@ -3167,6 +3167,16 @@ class Test24Excerpts(unittest.TestCase):
                 found = lr.excerpts_of(hit_of(text, kind=kind))
                 self.assertEqual([excerpt.text() for excerpt in found], expected)
 
+    def test_the_key_of_a_line_stands_before_its_colon(self):
+        for text, key in (
+            ("主持：王海燕", ["主", "持", "主持"]), ("- 地点: 线上", ["地", "点", "地点"]),
+            ("**Office manager:** Jo Hart", ["offic", "manag"]), ("port: 80", ["port"]),
+            ("https://example.org", [""]), ("It is so.", [""]), ("Only this:", [""]),
+            (" " * 700 + "x" * 60 + ": y", [""]),
+        ):
+            with self.subTest(text):
+                self.assertEqual(lr.excerpts_of(hit_of(text))[0].key(), key)
+
 
 # =============================================================================
 # 25. Answers
@@ -3573,6 +3583,38 @@ class Test25Answers(unittest.TestCase):
                     lr.excerpts_of(hit)[0] for hit in hits[:1]])
                 self.assertEqual(answer.refused, not said, answer.text)
                 self.assertIn(said, answer.text)
+
+    def test_the_line_that_answers_is_shown(self):
+        base = office()
+        for question, said in (
+            ("8 月 5 日周会是谁主持的？", "主持：王海燕"), ("8 月 5 日周会在哪里开的？", "三楼"),
+            ("谁缺席了 9 月 2 日的周会？", "缺席：赵明"), ("9 月 2 日的周会几点开始？", "14:00"),
+            ("Who chaired the stand-up of 12 May?", "Chair: Ruth Okafor"),
+            ("When was the stand-up?", "Date: 12 May, 9:30"),
+            ("Which port does the gateway agent listen on?", "listen: 0.0.0.0:9443"),
+            ("What is the log level?", "log_level: info"),
+            ("How large is the cache?", "size_mb: 256"),
+            ("get_status 的超时时间是多少？", "timeout=8"),
+            ("What is _MAXHEADERS?", "_MAXHEADERS = 100"),
+            ("X200 Lite 的价格是多少？", "| X200 Lite | 5000 | 600 Mbps | 899 元 |"),
+            ("银牌的年费是多少？", "| 银牌 | 2 小时 | 6 万元 |"),
+            ("年费是多少？", "| 铜牌 | 1 个工作日 | 2 万元 |"),
+        ):
+            with self.subTest(question):
+                answer = lr.extract(question, base.search(question), base.idf)
+                self.assertIn(said, answer.text)
+
+    def test_a_name_is_asked_for_and_its_value_comes_first(self):
+        uses = hit_of("def read(line):\n    check(_LIMIT)\n", kind="code")
+        gives = hit_of("# of a line\n_LIMIT = 65536\n", kind="code", source="b.py")
+        for question, shown in (
+            ("What is _LIMIT?", "# of a line\n_LIMIT = 65536"),
+            ("_LIMIT 是多少？", "# of a line\n_LIMIT = 65536"),
+            ("Who calls check(_LIMIT)?", "def read(line):\n    check(_LIMIT)"),
+        ):
+            with self.subTest(question):
+                _, excerpts = lr.best_excerpts(question, [uses, gives], same_idf)
+                self.assertEqual(excerpts[0].text(), shown)
 
     def test_a_large_base_needs_more_and_a_small_one_less(self):
         """It holds words of any question by chance; a few notes do not."""
