@@ -13661,16 +13661,9 @@ def read_set(folder):
     Raises UsageError when the folder holds no such set
     """
     judgements = {}
-    for line in filter(str.strip, _text_of(folder, "qrels.tsv").split("\n")):
-        try:
-            question, document, grade = line.split("\t")
-            if int(grade) > GRADE_MAX:
-                raise ValueError
-            if int(grade) > 0:
-                judgements.setdefault(question, {})[document] = int(grade)
-        except ValueError:
-            raise UsageError(f"{one_line(folder)}: qrels.tsv wants question, document "
-                             "and grade in each line") from None
+    for question, document, grade in _records(folder, "qrels.tsv", _judgement_of):
+        if grade > 0:
+            judgements.setdefault(question, {})[document] = grade
     documents = _rows_of(folder, "corpus")
     questions = {str(row["id"]): row["text"] for row in _rows_of(folder, "queries")}
     judged = {name: text for name, text in questions.items() if name in judgements}
@@ -13686,22 +13679,49 @@ def _rows_of(folder, stem_name):
     """Return the records of a JSONL file, packed or not: {"id", "title", "text"}."""
     names = (f"{stem_name}.jsonl", f"{stem_name}.jsonl.gz")
     found = [n for n in names if os.path.exists(os.path.join(folder, n))]
-    name, rows = found[0] if found else names[0], []
+    return list(_records(folder, found[0] if found else names[0], _row_of))
+
+
+def _records(folder, name, made_of):
+    """Yield what made_of makes of each line of a file of a judged set.
+
+    made_of  callable: line -> record; its ValueError says what a line should be
+    Raises   UsageError that names the line
+    """
     for number, line in enumerate(_text_of(folder, name).split("\n"), 1):
         if line.strip():
             try:
-                row = json.loads(line)
-                rows.append({"id": row["id"], "title": row.get("title") or "",
-                             "text": row["text"] or ""})
-                kinds = [type(value) for value in rows[-1].values()]
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                kinds = []
-            if kinds not in ([str, str, str], [int, str, str]):
-                raise UsageError(
-                    f"{one_line(folder)} is no judged set: {name}, line {number} "
-                    'wants {"id": "...", "text": "..."}'
-                )
-    return rows
+                record = made_of(line)
+            except ValueError as error:
+                raise UsageError(f"{one_line(folder)} is no judged set: {name}, line "
+                                 f"{number} wants {error}") from None
+            yield record
+
+
+def _judgement_of(line):
+    """Return (question's id, document's id, grade)."""
+    try:
+        question, document, grade = line.split("\t")
+        found = question, document, int(grade)
+    except ValueError:
+        found = "", "", math.inf
+    if found[2] > GRADE_MAX:
+        raise ValueError(f"question, document and grade (to {GRADE_MAX}), by tabs")
+    return found
+
+
+def _row_of(line):
+    """Return {"id", "title", "text"}."""
+    try:
+        row = json.loads(line)
+        row = {"id": row["id"], "title": row.get("title") or "",
+               "text": row["text"] or ""}
+        kinds = [type(value) for value in row.values()]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        kinds = []
+    if kinds not in ([str, str, str], [int, str, str]):
+        raise ValueError('{"id": "...", "text": "..."}')
+    return row
 
 
 def _text_of(folder, name):

@@ -9106,7 +9106,10 @@ class Test64Evaluation(Folder):
                  ("corpus.jsonl", "{\n", "is no judged set"),
                  ("queries.jsonl", '{"id": 1}\n', "is no judged set"),
                  ("qrels.tsv", "q1\td9\t1\n", "judges none of its documents"),
-                 ("qrels.tsv", f"q1\td1\t1{'0' * 400}\n", "question, document and grade"),
+                 *(("qrels.tsv", f"q1\td1\t1\n\n{line}\n",
+                    "qrels.tsv, line 3 wants question, document and grade")
+                   for line in (f"q1\td1\t1{'0' * 400}", "q1\td1\t1001", "q1\td1\t",
+                                "q1\td1", "query-id\tcorpus-id\tscore")),
                  *(("corpus.jsonl", '{"id": "a", "text": "b"}\n\n' + line + "\n",
                     "corpus.jsonl, line 3 wants")
                    for line in ("[1]", "7", "[" * 100_000, '{"id": "d", "text": 5}',
