@@ -15991,7 +15991,9 @@ class Talk:
 def eval_command(options, console):
     """Evaluate golden cases and judged sets."""
     before = earlier_result(options.baseline) if options.baseline else {}
-    cases, metrics = [], {}
+    cases, metrics, lost = [], {}, 0
+    if options.add:
+        lost, _ = add_first(options, console)
     for word in options.words:
         if os.path.isdir(word):
             name, figures = eval_set(word, options, console)
@@ -16013,7 +16015,8 @@ def eval_command(options, console):
         show_evaluation(result, console)
     for sentence in worse:
         console.warn(f"worse than {one_line(options.baseline)}: {sentence}")
-    return 1 if worse or (result["failed"] and not options.baseline) else 0
+    failed = lost or worse or (result["failed"] and not options.baseline)
+    return 1 if failed else 0
 
 
 def earlier_result(path):
@@ -16054,8 +16057,6 @@ def eval_cases(path, options, console):
     if not cases:
         wanted = f" with {' or '.join(options.filter)} in it" if options.filter else ""
         raise UsageError(f"{one_line(path)} has no case{one_line(wanted)}")
-    if options.add:
-        add_first(options, console)
     pause, recording = Pace(options.pace) if options.pace else None, {}
     setting, ask = answering(options, console, recording)
     if setting == "extract":

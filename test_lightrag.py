@@ -10495,6 +10495,13 @@ class Test81Grading(unittest.TestCase):
             {"id": "moon", "question": "How far away is the moon?", "expect": expect},
         ]}))
 
+    def test_a_source_that_failed_fails_the_run(self):
+        words = ("eval", self.file, "-y", "--add", "notes")
+        self.assertEqual(self.project.call(*words)[0], 0)
+        code, out, err = self.project.call(*words, "--add", "nosuch.md")
+        self.assertEqual((code, "2 passed" in out), (1, True))
+        self.assertIn("nosuch.md: there is nothing of this name", err)
+
     def test_cases_pass_and_fail(self):
         code, data = self.project.data("eval", self.file)
         self.assertEqual((code, data["passed"], data["failed"]), (0, 2, 0))
