@@ -14681,7 +14681,9 @@ def parse(words, commands, shared, given):
                 asked = one_line(name.replace('"', "'"), QUERY_CHARS_MAX)
                 raise UsageError(f'that is no command; did you mean: ask "{asked}"')
             if name not in commands:
-                raise UsageError(unknown("command", name, commands))
+                several = len([w for w in words if not w.startswith("-")]) > 1
+                hint = " (a question goes behind ask)" if several else ""
+                raise UsageError(unknown("command", name, commands) + hint)
             for option in commands[name].options:
                 known.update(dict.fromkeys(option.names, option))
     every = [*shared, *(o for command in commands.values() for o in command.options)]
@@ -14861,7 +14863,8 @@ def astray(home):
     inside = os.path.join(home, ".lightrag")
     if not os.path.exists(os.path.join(inside, "knowledge.json")):
         return ""
-    return f"There is nothing in {one_line(home)}; did you mean {one_line(inside)}?"
+    return (f"There is no knowledge base in {one_line(home)}; "
+            f"did you mean {one_line(inside)}?")
 
 
 def embed_fresh(options, console):
@@ -17717,7 +17720,8 @@ def open_shared_model(options, console):
     settings, knowledge = settings_of(options), open_knowledge(options, console)
     consent = open_consent(options, console, knowledge)
     model, reason = open_model(settings, consent)
-    reasons = [reason, knowledge.hybrid.refusal() if knowledge.hybrid else ""]
+    reasons = [reason, knowledge.hybrid.refusal() if knowledge.hybrid else "",
+               "" if knowledge.sources else astray(knowledge.home)]
     for reason in filter(None, reasons):
         console.warn(reason)
     return settings, model

@@ -9611,6 +9611,7 @@ class Test69Arguments(unittest.TestCase):
             ("zzzz", "there are add, list, show, sync"), ("add a --jsn", "mean --json?"),
             ("add a --yess", "there are --chunker"), ("add a -x", "there are --chunker"),
             ("add a --bogus", "there are --chunker"), ("add a --sorce", "mean --source?"),
+            ("what is the limit", "(a question goes behind ask)"),
             ("When is it due?", 'did you mean: ask "When is it due?"'),
             ("金牌服务响应时间多久？", 'did you mean: ask "金牌服务响应时间多久？"'),
             ("list -y", "no option '-y'"),
@@ -9992,6 +9993,8 @@ class Test70Intake(unittest.TestCase):
                 self.assertEqual(got, code)
                 self.assertEqual(err.count(f"did you mean {inside}?"), 1, err)
                 self.assertNotIn("is empty", err)
+        run = self.project.run("--home", self.project.root, "mcp")
+        self.assertEqual((run.returncode, run.stderr.decode().count("did you mean")), (0, 1))
         empty = os.path.join(self.project.root, "notes")
         self.assertIn("is empty", self.project.call("--home", empty, "list")[2])
 
