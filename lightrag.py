@@ -2694,7 +2694,10 @@ class Sealed:
         return self.buffer[start:end]
 
     def release(self):
-        """Give back the mapped pages; views stay good, and the system keeps them."""
+        """Give back the mapped pages, lest a process grow to the size of its index.
+
+        Views stay good: the system keeps the pages, and maps them again.
+        """
         pages = self.buffer.obj
         if hasattr(pages, "madvise"):       # a map, and not on Windows
             import mmap
@@ -6263,8 +6266,8 @@ class Vectors:
         """How many vectors there are."""
         return len(self._keys) // KEY_BYTES + len(self._fresh)
 
-    def numbers(self):
-        """Return {key: row}."""
+    def rows(self):
+        """Return {key of a text: row of its vector}."""
         stored = range(0, len(self._keys), KEY_BYTES)
         keys = [bytes(self._keys[i : i + KEY_BYTES]) for i in stored]
         return {key: row for row, key in enumerate([*keys, *self._fresh])}
@@ -11787,7 +11790,7 @@ class Embedder:
         return self._known[question]
 
     def embed(self, texts, keep, progress=None):
-        """Embed documents; keep(number, vector or None) is called for each as it comes.
+        """Embed documents; keep(index, vector or None) is called for each as it comes.
 
         Raises  NetworkError, ConfigError or ModelError as soon as the endpoint is gone
         """
@@ -11979,7 +11982,7 @@ def place_vectors(vectors, rows):
 
     rows  as texts_of returns them
     """
-    known, places, bare = vectors.numbers(), array("I"), 0
+    known, places, bare = vectors.rows(), array("I"), 0
     for number, i, text in rows:
         row = known.get(text_key(text))
         if row is None:
@@ -11998,7 +12001,7 @@ def starting_vectors(home, model, again=False):
 
 def lacking_texts(vectors, rows):
     """Return {key: text} of what has no vector yet; rows as texts_of returns them."""
-    known = vectors.numbers()
+    known = vectors.rows()
     keyed = {text_key(text): text for _, _, text in rows}
     return {key: text for key, text in keyed.items() if key not in known}
 
@@ -13047,7 +13050,7 @@ class Reranker:
     allowed   callable() -> "", or why no text may be sent there
     """
 
-    most = RERANKED_MAX
+    most = RERANKED_MAX         # texts it is asked about at once
 
     def __init__(self, settings, allowed, network=None, sleep=time.sleep):
         self.endpoint = Model(settings._replace(
@@ -13113,7 +13116,7 @@ class Adviser:
     model     callable() -> Model; may raise ConfigError
     """
 
-    most = PICKED_FROM
+    most = PICKED_FROM          # texts it is asked about at once
 
     def __init__(self, settings, model):
         self.settings, self._model = settings, model
@@ -13776,7 +13779,7 @@ def run_set(judged, search, progress=None):
 
 
 def fewer_questions(judged, most):
-    """Return a set with some of its questions, the same ones each time, or all."""
+    """Return a set with at most so many of its questions, each time the same ones."""
     import hashlib
 
     def _digest(name):
@@ -14360,6 +14363,7 @@ class Consent:
         """
         rules = [*self.rules, *self.session, *self.kept_rules()]
         found = {decide(rules, tool, name, default) for name in names}
+        # A rule for any of its names will do, and one that denies is the strongest.
         return next(verdict for verdict in ("deny", "allow", "ask") if verdict in found)
 
     def refusal(self, tool, calls, question, patterns=(), flag="--yes", default="ask"):

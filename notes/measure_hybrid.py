@@ -75,11 +75,11 @@ def prepared(tool, judged, folder, embedder):
                            lambda found: tool.save_vectors(folder, found))
     for text in judged.questions.values():
         key = tool.text_key("query\0" + text)
-        if embedder and key not in vectors.numbers():
+        if embedder and key not in vectors.rows():
             vectors.add(key, embedder.question_vector(text))
     if embedder:
         tool.save_vectors(folder, vectors)
-    known = vectors.numbers()
+    known = vectors.rows()
     questions = {text: known.get(tool.text_key("query\0" + text))
                  for text in judged.questions.values()}
     if None in questions.values() or tool.lacking_texts(vectors, rows):
@@ -148,10 +148,10 @@ def show_refusals(tool, name, folder, ready, embedder, sets):
         foreign[other] = list(judged.questions.values())
         for text in foreign[other]:
             key = tool.text_key("query\0" + text)
-            if key not in vectors.numbers():
+            if key not in vectors.rows():
                 vectors.add(key, embedder.question_vector(text))
     tool.save_vectors(folder, vectors)
-    known = vectors.numbers()
+    known = vectors.rows()
     every = {text: known[tool.text_key("query\0" + text)]
              for texts in foreign.values() for text in texts}
     found = {}
