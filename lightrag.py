@@ -6414,7 +6414,7 @@ def read_vectors(buffer):
 def fused(rankings, weights):
     """Return [(score, item)] of several rankings, best first, ties by item.
 
-    The score is 1 a weight for what leads a ranking.
+    A weight counts whole for what leads its ranking, and less with each place.
     >>> fused([["a", "b"], ["b", "c"]], [1.0, 1.0])[0][1]
     'b'
     """
@@ -12042,20 +12042,20 @@ class Hybrid:
     """Searches one Knowledge by words and by vectors, and lets models help.
 
     vectors       Vectors, or None: then by words alone
-    mode          words, vectors or hybrid
     notify        callable(sentence), told once of each part that cannot be used
     rerank        None, or a Reranker or Adviser
     expand        None, or callable(query) -> other ways to put the question
     own_language  bool, passages in the question's language go first among equals
     failed        {part: until when it is left alone}, of searches that go on together
+    alone         bool, vectors rank without words: to be measured
     """
 
-    def __init__(self, knowledge, vectors, embedder, mode="hybrid", notify=None,
-                 rerank=None, expand=None, own_language=False, failed=None,
+    def __init__(self, knowledge, vectors, embedder, notify=None, rerank=None,
+                 expand=None, own_language=False, failed=None, alone=False,
                  clock=time.monotonic):
         self.knowledge, self.vectors, self.embedder = knowledge, vectors, embedder
         self.rerank, self.expand, self.own_language = rerank, expand, own_language
-        self.mode, self._notify = mode, notify
+        self.alone, self._notify = alone, notify
         self._places = self._placed = None      # where rows are, in which version
         self.ranks = {}         # of the last search, for --explain
         self.leaders = {}       # place nearest to a question -> (its vector, lead)
@@ -12079,13 +12079,13 @@ class Hybrid:
         """Return [(score, number, chunk index)] by words and by vectors, best first."""
         by_words = self.knowledge.rank(query, *scope)
         by_meaning = self._by_meaning(query, *scope)
-        if not by_meaning or self.mode == "words":
+        if not by_meaning:
             return by_words
         weights = self._weights(query, by_words)
         if not self.ranks:          # those of a variant say little
             self._note_ranks("by words", by_words, weights[0])
             self._note_ranks("by vectors", by_meaning, weights[1])
-        words = [] if self.mode == "vectors" else by_words
+        words = [] if self.alone else by_words
         return fused_rows([words, by_meaning], weights)
 
     def own_first(self, query, best):
@@ -12200,7 +12200,7 @@ class Hybrid:
 
     def _asked_vector(self, query):
         """Return a question's unit vector; None, and says why, when none compares."""
-        if self.mode == "words" or not self.vectors or not self.vectors.count:
+        if not self.vectors or not self.vectors.count:
             return None
         alone = "searched by words alone"
         vector = self._ask(alone, self.embedder.question_vector, query)
@@ -14527,10 +14527,8 @@ def use_meaning(knowledge, options, console):
             console.warn(problem)
     helpers = search_helpers(knowledge, settings, options, console)
     if vectors or any(helpers):
-        knowledge.hybrid = Hybrid(
-            knowledge, vectors, embedder, "hybrid",
-            knowledge.notify, *helpers, options.failed,
-        )
+        knowledge.hybrid = Hybrid(knowledge, vectors, embedder, knowledge.notify,
+                                  *helpers, options.failed)
     return knowledge
 
 
@@ -14572,13 +14570,13 @@ def searches_of(knowledge, home, options, console):
         vectors, embedder = load_vectors(home)[0], Embedder(settings)
         if not vectors or not vectors.count:
             raise ModelError("no passage has a vector")
-        for mode in ("vectors", "hybrid"):
-            yield mode, Hybrid(knowledge, vectors, embedder, mode, _fail).search
+        yield "vectors", Hybrid(knowledge, vectors, embedder, _fail, alone=True).search
+        yield "hybrid", Hybrid(knowledge, vectors, embedder, _fail).search
     helpers = search_helpers(knowledge, settings, options, console)
     names = [name for name, helper in zip(HELPERS, helpers) if helper]
     if names:
         setting = "+".join(["hybrid" if vectors else "words", *names])
-        helped = Hybrid(knowledge, vectors, embedder, "hybrid", _fail, *helpers)
+        helped = Hybrid(knowledge, vectors, embedder, _fail, *helpers)
         yield setting, helped.search
 
 

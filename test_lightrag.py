@@ -7893,7 +7893,7 @@ class RerankCase(Folder):
 
     def hybrid(self, **helpers):
         """A search by words with helpers."""
-        self.knowledge.hybrid = lr.Hybrid(self.knowledge, None, None, "hybrid",
+        self.knowledge.hybrid = lr.Hybrid(self.knowledge, None, None,
                                           self.notices.append, **helpers)
         return self.knowledge
 
@@ -8099,10 +8099,10 @@ class Test54Hybrid(Folder):
         return lr.embed_missing(vectors, lr.texts_of(self.knowledge), embedder,
                                 lambda found: lr.save_vectors(self.home, found))
 
-    def hybrid(self, embedder=None, mode="hybrid"):
+    def hybrid(self, embedder=None):
         vectors, problem = lr.load_vectors(self.home)
         self.assertEqual(problem, "")
-        return lr.Hybrid(self.open(), vectors, embedder or self.server.embedder(), mode,
+        return lr.Hybrid(self.open(), vectors, embedder or self.server.embedder(),
                          self.notices.append)
 
     def test_another_language_is_found(self):

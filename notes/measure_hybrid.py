@@ -125,7 +125,7 @@ def serve_parts(tool, embedder):
 
 def rows_wanted(tool, options, embedder):
     """Return [(name, arguments of a Hybrid)] of the rows of a set."""
-    rows = [(mode, {"mode": mode}) for mode in ("words", "vectors", "hybrid")]
+    rows = [("words", {"vectors": None}), ("vectors", {"alone": True}), ("hybrid", {})]
     settings = tool.read_settings(os.environ, {})
     adviser = tool.Adviser(settings, lambda: tool.Model(settings))
     if options.rerank:
@@ -213,7 +213,8 @@ def main():
             continue
         for mode, fields in rows:
             kept = Kept(vectors, questions, embedder)
-            hybrid = tool.Hybrid(knowledge, vectors, kept, notify=print, **fields)
+            hybrid = tool.Hybrid(**{"knowledge": knowledge, "vectors": vectors,
+                                    "embedder": kept, "notify": print, **fields})
             found = tool.run_set(judged, hybrid.search)
             figures = " ".join(f"{found[key]:6.3f}" for key in
                                ("R4", "R10", "MRR10", "nDCG10"))
