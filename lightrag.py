@@ -10481,6 +10481,7 @@ class Knowledge:
         self._changes = {}      # source -> Document, or None when removed
         self._root_changes = {}
         self.hybrid = None      # a Hybrid, where meaning is searched as well as words
+        self.edition = 0        # higher when documents or their numbers have changed
         self._load()
 
     @property
@@ -10492,6 +10493,7 @@ class Knowledge:
 
     def _load(self, trusted=True):
         self._documents = self._catalogue = None
+        self.edition += 1
         try:
             self._base = read_base(self.home, trusted) if self.home else new_base()
         except ValueError as error:
@@ -10711,6 +10713,7 @@ class Knowledge:
 
     def _change(self, source, document):
         self._changes[source] = document
+        self.edition += 1
         self._sound(lambda: self._apply(source, document))
 
     def _apply(self, source, document):
@@ -10773,6 +10776,7 @@ class Knowledge:
             except StorageError as error:
                 self._notice(f"the index is built anew each time: {error}")
         self._changes, self._root_changes, self._catalogue = {}, {}, None
+        self.edition += 1
 
 
 def root_of(home):
@@ -12056,7 +12060,7 @@ class Hybrid:
         self.knowledge, self.vectors, self.embedder = knowledge, vectors, embedder
         self.rerank, self.expand, self.own_language = rerank, expand, own_language
         self.alone, self._notify = alone, notify
-        self._places = self._placed = None      # where rows are, in which version
+        self._places, self._placed = {}, None   # where rows are, in which edition
         self.ranks = {}         # of the last search, for --explain
         self.leaders = {}       # place nearest to a question -> (its vector, lead)
         self.failed, self._clock = {} if failed is None else failed, clock
@@ -12223,11 +12227,12 @@ class Hybrid:
 
     def places(self):
         """Return {row: [(number, chunk index)]} of the knowledge base as it is now."""
-        stamp = self.knowledge.stamp
-        if self._places is None or self._placed != stamp:
-            if self.vectors.stamp is None or self.vectors.stamp != stamp:
+        edition, stamp = self.knowledge.edition, self.knowledge.stamp
+        if self._placed != edition:
+            if stamp is None or self.vectors.stamp != stamp:
                 place_vectors(self.vectors, texts_of(self.knowledge))
-            self._places, self._placed, self.leaders = {}, stamp, {}
+                self.vectors.stamp = stamp
+            self._places, self._placed, self.leaders = {}, edition, {}
             flat = iter(self.vectors.places)
             for row, number, i in zip(flat, flat, flat):
                 self._places.setdefault(row, []).append((number, i))

@@ -8198,6 +8198,16 @@ class Test54Hybrid(Folder):
             self.knowledge.remove("limits.md")
             self.knowledge.save()
 
+    def test_places_are_found_anew_after_a_change_that_is_not_saved(self):
+        self.embed()
+        hybrid = self.hybrid()
+        knowledge = hybrid.knowledge
+        knowledge.add_text("Rain is expected.", source="rain.md")
+        self.assertEqual(hybrid.search("天气", 1)[0].source, "weather.md")
+        knowledge.remove("weather.md")
+        self.assertNotIn("weather.md", [hit.source for hit in hybrid.search("天气", 3)])
+        self.assertEqual(self.notices, [])
+
     def test_EMB_1_another_model_or_dimension_is_said_once(self):
         self.embed()
         other = lr.Embedder(lr.Settings(embedding_base_url=self.server.address,
