@@ -338,8 +338,6 @@ TURN_SHARE = 0.6            # of what is left: calls and results of this turn
 RECENT_TURNS = 3            # the last 6 messages, as the first users know
 RECENT_SHARE = 0.4
 SHORTEST_TOKENS = 40        # a result is not cut further: less tells nothing
-EARLIER_CHARS_MAX = 200     # of the last question, for one that refers back to it
-UNCLEAR_WORDS_MAX = 3       # a question this short may lean on the one before it
 
 # Paths, Addresses, Files, Folders
 PATH_CHARS_MAX = 4096       # no path is longer, so a longer rule matches nothing
@@ -480,6 +478,8 @@ PICKED_MAX = 5              # of them it may name, the best first
 VARIANTS_MAX = 3            # of a question
 
 # Requests, Calls, Agent
+EARLIER_CHARS_MAX = 200     # of the last question, for one that refers back to it
+UNCLEAR_WORDS_MAX = 3       # a question this short may lean on the one before it
 HISTORY_SHARE = 0.35        # of the budget; a longer history is compressed
 SUMMARY_CHARS_MAX = 800
 TRANSCRIPT_RESULT_CHARS = 400
@@ -7123,7 +7123,7 @@ def _chunk_of(event, data):
 
 # =============================================================================
 # 34. Context -- what a model is told, within a budget [pure]
-#    Uses: Settings, Text, Prose, Ranking, Answers, Protocol
+#    Uses: Settings, Prose, Ranking, Answers, Protocol
 # =============================================================================
 
 # The model's window is small and its reader pays for it, so every request is put
@@ -7163,14 +7163,6 @@ REWRITE_PROMPT = """\
 Rewrite the last question so that it can be understood and searched for without the \
 conversation. Answer with the question alone, in its own language."""
 
-REFERS_BACK = Pattern(
-    r"\b(?:it|its|they|them|their|theirs|that|those|these|this|there|he|she|one|ones"
-    r"|same|above|former|latter|else|instead)\b"
-    r"|^\W*(?:and|but|so|or|then|also|why|what about|how about)\b"
-    r"|[它他她其此]|这[个些种样里]|那[个些种样里]|上面|上述|刚才|前面|前者|后者|同样"
-    r"|^(?:那|然后|还有|另外|再|接着|为什么|怎么)|呢[?？]*$",
-    re.IGNORECASE,
-)
 DATA_MARK = Pattern(r"\[data (\w+) ")
 MARK = Pattern(r"[\[【]((?:\d{1,4})(?:\s*[,，、;]\s*\d{1,4})*)[\]】](?!\()")
 
@@ -7306,26 +7298,6 @@ def cut_block(text, budget):
         return short
     short = cut_to_tokens(text, budget - estimate_tokens(end))
     return short + end if opened[0] in short else ""
-
-
-def search_query(question, earlier):
-    """Return (what to search for, whether that is certain).
-
-    A question that refers back takes the subject of the one before along.
-
-    earlier  str, what the turn before searched for, or empty
-    >>> search_query("and how do I change it?", "What is the retry limit?")
-    ('and how do I change it? What is the retry limit?', True)
-    >>> search_query("What is its unit in the request log?", "retry limit")
-    ('What is its unit in the request log? retry limit', False)
-    """
-    if not earlier:
-        return question, True
-    own, refers = len(question_tokens(question)), bool(REFERS_BACK.search(question))
-    bare = own < 2 and len(tokens(question)) <= UNCLEAR_WORDS_MAX
-    query = f"{question} {earlier[-EARLIER_CHARS_MAX:]}" if bare or refers else question
-    certain = own < 2 and (bare or refers) or not refers and own > UNCLEAR_WORDS_MAX
-    return query, certain
 
 
 # Histories
@@ -12706,13 +12678,22 @@ TOOLS = {tool.name: tool for tool in (
 
 # =============================================================================
 # 58. Requests -- what is sent: within a budget, and what is made of a conversation
-#    Uses: Settings, Errors, Prose, Protocol, Context, Model
+#    Uses: Settings, Errors, Text, Prose, Protocol, Context, Model
 # =============================================================================
 
 # The budget is the user's, lowered to what the model takes, and divided by what the
 # server's own counts showed our estimate to be off.  Besides the question itself a
 # model is asked three things of a conversation: to summarise it, to name facts worth
 # keeping, to say a follow-up question in full.  Each may fail and then changes nothing.
+
+REFERS_BACK = Pattern(
+    r"\b(?:it|its|they|them|their|theirs|that|those|these|this|there|he|she|one|ones"
+    r"|same|above|former|latter|else|instead)\b"
+    r"|^\W*(?:and|but|so|or|then|also|why|what about|how about)\b"
+    r"|[它他她其此]|这[个些种样里]|那[个些种样里]|上面|上述|刚才|前面|前者|后者|同样"
+    r"|^(?:那|然后|还有|另外|再|接着|为什么|怎么)|呢[?？]*$",
+    re.IGNORECASE,
+)
 
 
 class Requests:
@@ -12881,6 +12862,26 @@ class Requests:
         usable = [(kind, text) for kind, text in facts
                   if kind in FACT_TYPES and 0 < len(text) <= FACT_CHARS_MAX]
         return usable[:FACTS_MAX]
+
+
+def search_query(question, earlier):
+    """Return (what to search for, whether that is certain).
+
+    A question that refers back takes the subject of the one before along.
+
+    earlier  str, what the turn before searched for, or empty
+    >>> search_query("and how do I change it?", "What is the retry limit?")
+    ('and how do I change it? What is the retry limit?', True)
+    >>> search_query("What is its unit in the request log?", "retry limit")
+    ('What is its unit in the request log? retry limit', False)
+    """
+    if not earlier:
+        return question, True
+    own, refers = len(question_tokens(question)), bool(REFERS_BACK.search(question))
+    bare = own < 2 and len(tokens(question)) <= UNCLEAR_WORDS_MAX
+    query = f"{question} {earlier[-EARLIER_CHARS_MAX:]}" if bare or refers else question
+    certain = own < 2 and (bare or refers) or not refers and own > UNCLEAR_WORDS_MAX
+    return query, certain
 
 
 def transcript(messages, summary=""):

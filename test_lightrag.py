@@ -4403,18 +4403,6 @@ class Test34Context(unittest.TestCase):
             with self.subTest(text):
                 self.assertEqual(lr.marks_in(text), numbers)
 
-    def test_follow_ups_take_their_subject_along(self):
-        before = "What is the retry limit?"
-        for question, takes in [
-            ("and how do I change it?", True), ("Why?", True), ("它在哪里设置？", True),
-            ("那怎么改？", True), ("What is the name of the server?", False),
-            ("服务器的名字叫什么？", False), ("哪里？", True),
-        ]:
-            with self.subTest(question):
-                found, _ = lr.search_query(question, before)
-                self.assertEqual("retry limit" in found, takes)
-                self.assertEqual(lr.search_query(question, ""), (question, True))
-
     def history(self, turns):
         messages = []
         for i in range(turns):
@@ -8266,6 +8254,28 @@ class Test54Hybrid(Folder):
         self.assertIn("run embed --again", problem)
 
 
+# =============================================================================
+# 58. Requests
+# =============================================================================
+
+
+class Test58Requests(unittest.TestCase):
+    """What a question that leans on the one before means."""
+
+    def test_follow_ups_take_their_subject_along(self):
+        before = "What is the retry limit?"
+        for question, takes in [
+            ("and how do I change it?", True), ("Why?", True), ("它在哪里设置？", True),
+            ("那怎么改？", True), ("What is the name of the server?", False),
+            ("服务器的名字叫什么？", False), ("哪里？", True),
+        ]:
+            with self.subTest(question):
+                found, _ = lr.search_query(question, before)
+                self.assertEqual("retry limit" in found, takes)
+                self.assertEqual(lr.search_query(question, ""), (question, True))
+
+
+# =============================================================================
 # 59. Subjects
 # =============================================================================
 
