@@ -5588,7 +5588,7 @@ class Answer:
     citations: tuple = ()   # of Citation
 
 
-def extract(question, hits, idf, number=None, near=None):
+def extract(question, hits, idf, number=None, near=None, meant=""):
     """Answer a question with sentences of the hits, or refuse.
 
     question  str, raw text
@@ -5597,11 +5597,14 @@ def extract(question, hits, idf, number=None, near=None):
     number    callable: hit -> its number; None = from 1 in order of use
     near      callable: (question, hits) -> list of Excerpt that answer by what they
               mean, asked where words do not; or None
+    meant     str, what a follow-up asks: it decides which sentences, not whether
     ->        Answer, its text verbatim from the hits, a [n] mark after each piece
     """
     coverage, excerpts = best_excerpts(question, hits, idf)
     if coverage < coverage_needed(idf):
         excerpts = near(question, hits) if near and excerpts else []
+    elif meant:     # the words of the question itself count twice
+        _, excerpts = best_excerpts(f"{question} {meant}", hits, idf)
     if not excerpts:
         return Answer(refusal(question), True)
     return lay_out(excerpts, number)
@@ -12694,6 +12697,10 @@ REFERS_BACK = Pattern(
     r"|^(?:那|然后|还有|另外|再|接着|为什么|怎么)|呢[?？]*$",
     re.IGNORECASE,
 )
+ANOTHER = Pattern(      # 那银牌呢？ Lite 呢？ And the Team plan? What about 2.4.1?
+    r"\W*(?:(?:那么?|(?:and|or|what about|how about)\b)\s*(?:for\s+)?(?:the\s+)?"
+    r"([^?？,，]{2,30}?)(?:呢|怎么样)?|([^?？,，]{2,30}?)呢)[\s?？]*", re.IGNORECASE)
+NAME_WORD = Pattern(r"[A-Za-z0-9](?:[\w.+-]*[A-Za-z0-9+])?", re.ASCII)
 
 
 class Requests:
@@ -12872,16 +12879,54 @@ def search_query(question, earlier):
     earlier  str, what the turn before searched for, or empty
     >>> search_query("and how do I change it?", "What is the retry limit?")
     ('and how do I change it? What is the retry limit?', True)
+    >>> search_query("那银牌呢？", "金牌服务响应时间多久？")
+    ('银牌服务响应时间多久？', True)
     >>> search_query("What is its unit in the request log?", "retry limit")
     ('What is its unit in the request log? retry limit', False)
     """
     if not earlier:
         return question, True
+    if another := asked_of_another(question, earlier):
+        return another, True
     own, refers = len(question_tokens(question)), bool(REFERS_BACK.search(question))
     bare = own < 2 and len(tokens(question)) <= UNCLEAR_WORDS_MAX
     query = f"{question} {earlier[-EARLIER_CHARS_MAX:]}" if bare or refers else question
     certain = own < 2 and (bare or refers) or not refers and own > UNCLEAR_WORDS_MAX
     return query, certain
+
+
+def asked_of_another(question, earlier):
+    """Return the question before asked of what this one names instead, or "".
+
+    >>> asked_of_another("And the Team plan?", "How many seats has the Free plan?")
+    'How many seats has the Team plan?'
+    """
+    match = ANOTHER.fullmatch(question)
+    new = (match[1] or match[2]).strip() if match else ""
+    if not new or REFERS_BACK.search(new):
+        return ""
+    words, known = NAME_WORD.findall(new), list(NAME_WORD.finditer(earlier))
+    if new == "".join(HAN.findall(new)):        # 银牌 for 金牌: the last sign is the kind
+        olds = [m for m in re.finditer(rf"(?={HAN.pattern}{{{len(new)}}})", earlier)
+                if earlier[m.start() + len(new) - 1] == new[-1]]
+        old = olds and (olds[0].start(), olds[0].start() + len(new))
+    elif " ".join(words) != new or len(words) > 2 or words[0].casefold() in STOPS:
+        return ""
+    elif len(words) == 2:                       # the Team plan for the Free plan
+        old = next((before.span() for before, word in zip(known, islice(known, 1, None))
+                    if word[0].casefold() == words[1].casefold()
+                    and before[0].casefold() not in STOPS), None)
+        new = words[0]
+    else:
+        olds = [m for m in known if _kind_of_name(m[0]) == _kind_of_name(new) > (0, 0)]
+        old = olds and olds[-1].span()
+    return f"{earlier[:old[0]]}{new}{earlier[old[1]:]}" if old else ""
+
+
+def _kind_of_name(word):
+    """Return (has it a digit, has it a capital), none for a word of asking."""
+    plain = word.casefold() in STOPS
+    return bool(re.search(r"\d", word)), not plain and word != word.lower()
 
 
 def transcript(messages, summary=""):
@@ -13327,11 +13372,11 @@ def reads_as_refusal(text):
     return len(sentences(text)) < 2 and not re.search(r"\d", text)
 
 
-def own_words(question, hits, register, knowledge):
+def own_words(question, hits, register, knowledge, meant=""):
     """Return the Answer in the documents' own words, marks numbered by the register."""
     return extract(question, hits, knowledge.idf,
                    lambda hit: register.number(source_kind(hit), hit).n,
-                   knowledge.hybrid and knowledge.hybrid.near)
+                   knowledge.hybrid and knowledge.hybrid.near, meant)
 
 
 # =============================================================================
@@ -13430,7 +13475,8 @@ class Agent:
         if self.model is None:
             found = self._retrieve(question, k)
             yield found
-            done = self._extract(question, [*attached, *found.hits])
+            meant = found.query if found.query != question else ""
+            done = self._extract(question, [*attached, *found.hits], meant=meant)
             self.conversation.messages += [text_message("user", question),
                                            text_message("assistant", done.answer)]
             yield done
@@ -13467,10 +13513,10 @@ class Agent:
             text = f"{turn.said}\n[interrupted]".strip()
             conversation.messages.append(text_message("assistant", text))
 
-    def _extract(self, question, hits, error=None, usage=None):
+    def _extract(self, question, hits, error=None, usage=None, meant=""):
         """Return the Done of an answer in the documents' own words."""
         register = self.conversation.register
-        found = own_words(question, hits, register, self.knowledge)
+        found = own_words(question, hits, register, self.knowledge, meant)
         return Done(found.text, found.refused, "extract", found.citations, usage, error)
 
     def _parts(self, found, attached):

@@ -8274,6 +8274,30 @@ class Test58Requests(unittest.TestCase):
                 self.assertEqual("retry limit" in found, takes)
                 self.assertEqual(lr.search_query(question, ""), (question, True))
 
+    def test_what_is_named_instead_takes_the_place_of_its_like(self):
+        for question, before, query in (
+            ("那银牌呢？", "金牌服务响应时间多久？", "银牌服务响应时间多久？"),
+            ("上海店呢？", "北京店几点开门？", "上海店几点开门？"),
+            ("那 Lite 呢？", "X200 Pro 支持多少并发连接？", "X200 Lite 支持多少并发连接？"),
+            ("那 X300 呢？", "X200 多少钱？", "X300 多少钱？"),
+            ("And the Team plan?", "How many seats has the Free plan?",
+             "How many seats has the Team plan?"),
+            ("What about 2.4.1?", "What was fixed in 2.5.0?", "What was fixed in 2.4.1?"),
+            ("and Bar?", "What is Foo?", "What is Bar?"),
+        ):
+            with self.subTest(question):
+                self.assertEqual(lr.search_query(question, before), (query, True))
+        for question, before in (
+            ("And what is Bar?", "What is Foo?"), ("那它呢？", "金牌服务响应时间多久？"),
+            ("那怎么改？", "历史压缩的阈值是多少？"), ("为什么呢？", "金牌服务响应时间多久？"),
+            ("and why?", "What is Foo?"), ("or else?", "What is Foo?"),
+            ("how about tomorrow?", "What is the weather in Paris?"),
+            ("and a plan?", "What is the plan?"), ("那么呢？", "金牌"), ("呢？", "金牌"),
+        ):
+            with self.subTest(question):
+                query, _ = lr.search_query(question, before)
+                self.assertTrue(query.startswith(question), query)
+
 
 # =============================================================================
 # 59. Subjects
@@ -8742,6 +8766,24 @@ class Test63Agent(AgentCase):
         self.assertEqual(done.mode, "extract")
         self.assertEqual(lr.history_problems(agent.conversation.messages), [])
         self.assertEqual(len(agent.conversation.messages), 2)
+
+    def test_follow_ups_without_a_model_stay_with_the_last_subject(self):
+        for name, text in OFFICE.items():
+            self.knowledge.add_text(text, name)
+        for thread in (
+            (("金牌服务响应时间多久？", "| 金牌 |"), ("那银牌呢？", "| 银牌 | 2 小时"),
+             ("它的年费是多少？", "| 银牌 | 2 小时 | 6 万元 |")),
+            (("X200 Pro 支持多少并发连接？", "| X200 Pro | 50000"),
+             ("那 Lite 呢？", "| X200 Lite | 5000"), ("它的价格呢？", "| X200 Lite |"),
+             ("它的颜色呢？", ""), ("那 X500 呢？", ""), ("它的价格呢？", "")),
+        ):
+            agent = self.agent(None)
+            agent.model = None
+            for question, said in thread:
+                with self.subTest(question):
+                    *_, done = agent.ask(question)
+                    self.assertEqual(done.refused, not said, done.answer)
+                    self.assertIn(said, done.answer)
 
     def test_a_failing_endpoint_ends_in_the_extract(self):
         for script, kind in [([answer(401, b"{}")], lr.ConfigError),
