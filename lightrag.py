@@ -15267,7 +15267,7 @@ def show_status(status, console):
     """Show the state of a knowledge base."""
     console.say(("bold", in_words(status["totals"])), f" in {one_line(status['home'])}")
     if status["roots"]:
-        console.say(f"sync looks for new files in {first_few(status['roots'])}")
+        console.say(f"sync looks for new files in {first_few(status['roots'], None)}")
     for source in status["stale"]:
         console.say(("warn", "stale"), f"  {one_line(source)} (changed or gone; sync)")
     if not status["totals"]["documents"]:
