@@ -219,7 +219,7 @@ WEB_PORT = 8719
 
 # Text, Prose
 TOKEN_CHARS_MAX = 64        # a longer run (base64, a hash) is cut: nobody searches it
-TOKEN_CACHE_WORDS = 1 << 16  # words whose tokens are remembered: about 15 MB
+TOKEN_CACHE_WORDS = 1 << 16  # whose tokens are remembered, 15 MB, and forms, 7 MB
 CHARS_PER_TOKEN = 4         # ASCII; what tokenisers of models average in English
 BYTES_PER_TOKEN = 3         # of UTF-8 beyond ASCII: a Han, kana or hangul sign is one
 # Weights of a question's tokens beside a plain word's 1.0.  All are flat: half of one
@@ -13186,7 +13186,7 @@ class Adviser:
         return variants_in(self._answer(prompt, query), query)
 
     def _answer(self, prompt, query, texts=()):
-        """Return what the model says, each text cut to its share of the budget."""
+        """Return what the model says; question and texts are cut to fit the budget."""
         model, conversation = self._model(), Conversation("", "", os.urandom(6).hex())
         model.limits = HELP_LIMITS
         requests = Requests(self.settings, model, conversation)
@@ -14465,7 +14465,10 @@ class Consent:
         return ""
 
     def once(self, tool, address, question):
-        """Ask once a project what may go to an address; -> "" or why it may not."""
+        """Ask once a project what may go to an address; -> "" or why it may not.
+
+        question  str, what would go there, as a sentence without its end
+        """
         verdict = self.verdict(tool, [address])
         if verdict == "ask":
             if self.yes:        # it may have been meant for what is to enter
