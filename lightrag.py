@@ -5972,12 +5972,14 @@ def _case(number, row):
     if not isinstance(expect, dict) or not str(row.get("question") or "").strip():
         raise UsageError(f"case {number} needs a question and an expect with a type")
     name, kind = str(row.get("id") or number), expect.get("type")
-    if kind not in EXPECTATIONS:
+    if kind not in tuple(EXPECTATIONS):     # what JSON gives may have no hash
         known = ", ".join(EXPECTATIONS)
         raise UsageError(f"case {one_line(name, 60)}: its type is none of {known}")
     needed = EXPECTATIONS[kind].needs
     if needed and not expect.get(needed):
         raise UsageError(f"case {one_line(name, 60)}: {kind} needs {needed}")
+    if type(expect.get("min") or 1) is not int:
+        raise UsageError(f"case {one_line(name, 60)}: min is a whole number")
     return Case(name, str(row["question"]), expect, row.get("needs") == "model")
 
 

@@ -3751,6 +3751,9 @@ class Test27Golden(unittest.TestCase):
             ([3], "case 1 needs a question"), ([{"question": "?"}], "case 1 needs"),
             ([{**good, "expect": {"type": "guess"}}], "case x: its type is none of"),
             ([{**good, "expect": {"type": "contains"}}], "case x: contains needs text"),
+            ([{**good, "expect": {"type": ["cites"]}}], "case x: its type is none of"),
+            *(([{**good, "expect": {"type": "cites", "min": least}}],
+               "case x: min is a whole number") for least in ("2", 1.5, [1], True)),
             ([good, good], "two cases have the id x"),
         ]
         for data, message in table:
