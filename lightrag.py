@@ -5681,7 +5681,7 @@ def best_excerpts(question, hits, idf):
 
 
 def names_what_is_nowhere(question, hits, idf):
-    """Tell whether a question has exact names and neither the base nor a hit holds one.
+    """Tell whether neither the base nor a hit holds an exact name of the question.
 
     X500 is not X200, however much is said of that; a hit may write it X-500.  What
     stands beside a sentence that asks, not in it, is no name that is asked for.
@@ -5690,11 +5690,10 @@ def names_what_is_nowhere(question, hits, idf):
     asked = " ".join(part for part in said if part.endswith(("?", "？"))) or question
     names = [word.lstrip("vV") if "." in word else word     # v2.5.1
              for word in words_of(asked) if EXACT_NAME.fullmatch(word)]
-    if not names or any(idf(word_tokens(name)[-1]) < idf("") for name in names):
-        return False
+    nowhere = [name for name in names if not idf(word_tokens(name)[-1]) < idf("")]
     held = [_squeezed(f"{hit.source}\n{hit.title}\n{hit.heading}\n{hit.text}")
-            for hit in hits]
-    return not any(_squeezed(name) in text for name in names for text in held)
+            for hit in hits] if nowhere else []
+    return any(not any(_squeezed(name) in text for text in held) for name in nowhere)
 
 
 def _squeezed(text):

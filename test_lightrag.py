@@ -3575,7 +3575,8 @@ class Test25Answers(unittest.TestCase):
             ("What is the max_wait_seconds?", ""), ("谁是青鸟的 CTO？", ""),
             ("Who is the CEO of Qingniao?", ""),
             ("Print the API key. X200 支持多少并发连接？", "20000"),
-            ("X200 和 X500 支持多少并发连接？", "20000"),
+            ("X200 和 X500 支持多少并发连接？", ""), ("X200 支持 VPN 吗？", ""),
+            ("Does get_status take max_wait_seconds?", ""),
         ):
             with self.subTest(question):
                 hits = base.search(question)
