@@ -2639,6 +2639,15 @@ HEADER = struct.Struct("=8sIIIIIQI")    # magic, 5 counts, size, CRC32 of these
 COUNT = struct.Struct("=I")
 
 
+def looked_up(found, key, most, make):
+    """Return found[key], made first where it is not there; so many are kept at most."""
+    if key not in found:
+        if len(found) >= most:
+            found.clear()
+        found[key] = make(key)
+    return found[key]
+
+
 class DamageError(StorageError):
     """The bytes of an index are not what was written; the answer is to rebuild it."""
 
@@ -2937,11 +2946,7 @@ class Segment(Sealed):
 
     def find(self, token):
         """Return the Term of a token, or None."""
-        if token not in self._found:
-            if len(self._found) == TERMS_KEPT:
-                self._found.clear()
-            self._found[token] = self._search_bucket(token)
-        return self._found[token]
+        return looked_up(self._found, token, TERMS_KEPT, self._search_bucket)
 
     def _search_bucket(self, token):
         name = token.encode("utf-8", "replace")     # of half a surrogate pair: "?"
@@ -2976,11 +2981,7 @@ class Segment(Sealed):
 
     def bits(self, term):
         """Return an integer with bit u set where unit u holds the term."""
-        if term not in self._bits:
-            if len(self._bits) == BITS_KEPT:
-                self._bits.clear()
-            self._bits[term] = self._read_bits(term)
-        return self._bits[term]
+        return looked_up(self._bits, term, BITS_KEPT, self._read_bits)
 
     def _read_bits(self, term):
         if term.units == 1 or term.units * BITS_SHARE <= self.units:
@@ -3032,6 +3033,12 @@ class Segment(Sealed):
             self.numbers = array("I", self.numbers)
         self.numbers[document] = GONE
         self.dead.update(self.units_of(document))
+        vars(self).pop("dead_bits", None)
+
+    @cached_property
+    def dead_bits(self):
+        """An integer with the bits of the dead units set."""
+        return self.bits_of(self.dead)
 
     def moves(self, firsts):
         """Append the live documents to firsts; -> new unit of each unit, or GONE."""
@@ -3049,9 +3056,8 @@ class Segment(Sealed):
         """Return how many live units hold a term."""
         if not self.dead:
             return term.units
-        row = self.row(term)
-        if row is not None:
-            return term.units - sum(1 for unit in self.dead if row[unit])
+        if hasattr(int, "bit_count"):       # not in Python 3.9
+            return term.units - (self.bits(term) & self.dead_bits).bit_count()
         return term.units - len(self.dead.intersection(self.postings(term)[0]))
 
 
@@ -3123,8 +3129,7 @@ class Bounds:
             self._add(bits, count)
         if allowed is not None:
             self.held &= segment.bits_of(allowed)
-        if segment.dead:
-            self.held &= ~segment.bits_of(segment.dead)
+        self.held &= ~segment.dead_bits
 
     def _add(self, bits, count):
         """Add a count to the bounds of some units: binary addition, carry by carry."""
