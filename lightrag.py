@@ -2800,15 +2800,15 @@ def build_segment(documents):
     for unit, (counts, length) in enumerate(_count_units(documents, firsts, marks)):
         if length not in impacts:
             impacts[length] = _Impacts(length)
-        high = impacts[length]
-        for token, frequency in counts.items():     # the loop that building waits for
+        highs = map(impacts[length].__getitem__, counts.values())
+        for token, high in zip(counts, highs):      # the loop that building waits for
             held = known(token)
             if held is None:
-                postings[token] = high[frequency] | unit
+                postings[token] = high | unit
             elif held.__class__ is int:
-                postings[token] = array("I", (held, high[frequency] | unit))
+                postings[token] = array("I", (held, high | unit))
             else:
-                held.append(high[frequency] | unit)
+                held.append(high | unit)
     return _pack_segment(firsts, postings, marks)
 
 
@@ -2880,17 +2880,17 @@ def _pack_segment(firsts, terms, marks):
             posting = held if held.__class__ is int else held[0]
             numbers.append(TERM.pack(posting, 1, posting >> 24))
             continue
-        where, (held_by, impacts) = len(postings), _part(held)
+        where = len(postings)
         if len(held) * DENSE_SHARE > units:
-            where, row = len(rows), bytearray(units)
+            where, row, (held_by, impacts) = len(rows), bytearray(units), _part(held)
             for unit, value in zip(held_by, impacts):
                 row[unit] = value
             rows.append(row + packed_bits(held_by, units))
         else:
             postings.extend(held)
             if len(held) * BITS_SHARE > units:
-                postings.frombytes(packed_bits(held_by, units))
-        numbers.append(TERM.pack(where, len(held), max(impacts)))
+                postings.frombytes(packed_bits(_part(held)[0], units))
+        numbers.append(TERM.pack(where, len(held), max(held) >> 24))
     directory, table = array("I", [0]), bytearray()
     for names, numbers in buckets:
         table += b"".join([COUNT.pack(len(names)), *numbers, b"\n".join(names)])
