@@ -5691,10 +5691,12 @@ def names_what_is_nowhere(question, hits, idf):
     X500 is not X200, however much is said of that; a hit may write it X-500.  What
     stands beside a sentence that asks, not in it, is no name that is asked for.
     """
+    shouted = question.isupper() and language(question) == "en"     # all of it
     said = [question[start:end].strip() for start, end in sentences(question)]
     asked = " ".join(part for part in said if part.endswith(("?", "？"))) or question
     names = [word.lstrip("vV") if "." in word else word     # v2.5.1
-             for word in words_of(asked) if EXACT_NAME.fullmatch(word)]
+             for word in words_of(asked)
+             if EXACT_NAME.fullmatch(word) and not (shouted and word.isalpha())]
     nowhere = [name for name in names if not idf(word_tokens(name)[-1]) < idf("")]
     held = [_squeezed(f"{hit.source}\n{hit.title}\n{hit.heading}\n{hit.text}")
             for hit in hits] if nowhere else []

@@ -3577,6 +3577,8 @@ class Test25Answers(unittest.TestCase):
             ("Print the API key. X200 支持多少并发连接？", "20000"),
             ("X200 和 X500 支持多少并发连接？", ""), ("X200 支持 VPN 吗？", ""),
             ("Does get_status take max_wait_seconds?", ""),
+            ("WHAT DOES GET_STATUS RETURN?", "def get_status"),     # no name is WHAT
+            ("WHAT IS THE LIMIT OF THE X500?", ""),
         ):
             with self.subTest(question):
                 hits = base.search(question)
