@@ -228,6 +228,10 @@ PART_WEIGHT = 0.5           # of user in userId: the parts together weigh as one
 WHOLE_WEIGHT = 0.5          # of userid
 LATIN_WEIGHT = 1.3          # of a Latin word in a Chinese question: the technical term
 
+# Prose
+WRAPPED_CHARS_MIN = 40      # a shorter line ended because its author ended it, but for
+SHORT_LINE_CHARS_MIN = 20   # one of so many whose next goes on in small letters
+
 # Outline, Languages, Definitions
 HEADING_CHARS_MAX = 200     # a longer line is not what a person calls a title
 SIGN_CHARS = 20_000         # of a text tell its family of languages
@@ -290,6 +294,7 @@ ARCHIVE_MEMBERS_MAX = 20_000
 GAP_CELLS_MAX = 50          # empty cells between two of a row that are shown
 EXTRACT_CHARS_MAX = 20 << 20    # of text from a page or an Office file
 NOTEBOOK_OUTPUT_CHARS = 500     # a result or the head of a table, not a log
+STYLE_PARENTS_MAX = 10      # styles may be based on each other in a ring
 
 # Answers
 EXCERPTS_MAX = 3            # one to three sentences answer; more is reading
@@ -305,6 +310,7 @@ RANK_PENALTY = 0.03         # a place: the ranker knows what a sentence cannot s
 LENGTH_PENALTY = 0.05       # of a full excerpt: of two that cover the same, the shorter
 KIND_BONUS = 0.10           # for a number, or a list, where the question asks for one
 REPEAT_SHARE = 0.8          # of the shorter one's words: then it says the same again
+NEARLY_AS_NEAR = 0.1        # of the best one's distance from 1: so much further at most
 
 # Golden, Evaluation
 REGRESSION_MIN = 0.005      # a metric that falls by less has not changed
@@ -373,6 +379,7 @@ PDF_TIMEOUT_S = 60          # pdftotext takes a second for 250 pages
 PDF_LINE_CHARS = 45         # a line that may be two lines of prose side by side
 PDF_HALF_CHARS = 20         # either of the two; the cells of a table are shorter
 PDF_TEXT_BYTES_MAX = 20 << 20
+LINE_BYTES_MAX = 4000       # a person breaks lines of code and data before
 
 # Format, Store, Knowledge
 KNOWLEDGE_FORMAT = "lightrag/knowledge"
@@ -1274,10 +1281,7 @@ ABBREVIATION = Pattern(
 LINE_START = Pattern(
     r"[ \t]*(?:\n|[-*+•#>|=~`]|\d+[.)、]|[（(]?[一二三四五六七八九十]+[)）、])"
 )
-# A shorter line ended because its author ended it, unless the next one goes on in small
-# letters and is no "name: value".
-WRAPPED_CHARS_MIN = 40
-SHORT_LINE_CHARS_MIN = 20
+# Small letters that go on with a line, and are no "name: value".
 WORD_GOES_ON = Pattern(
     r"[ \t]*[a-z][a-z'-]*(?:[ ,.;?!]|$)(?![ \t]*[=:])", re.MULTILINE
 )
@@ -4578,7 +4582,6 @@ WORD_SKIPPED = frozenset(("Fallback", "moveFrom", "del", "instrText", "delText")
 SLIDE_TITLES = frozenset(("title", "ctrTitle"))
 SLIDE_BODIES = frozenset(("body", "obj"))
 SLIDE_SKIPPED = frozenset(("sldNum", "dt", "ftr", "hdr", "sldImg"))
-STYLE_PARENTS_MAX = 10      # styles may be based on each other in a ring
 OUTLINE_LEVELS = frozenset("012345678")
 WORD_SIGNS = {
     "tab": ("", "\t"), "br": ("br", ""), "cr": ("br", ""), "noBreakHyphen": ("", "-"),
@@ -5564,7 +5567,6 @@ EXACT_NAME = Pattern(
     r"|[^\W\d_][^\W\d]*(?:-[^\W\d_]+)*-?\d+[\w-]*|[^\W_]*[a-z][A-Z][^\W_]*)"
 )
 VALUE_LINE = r"^[ \t]*(?:[\w<>\[\]]+[ \t]+){{0,3}}_*(?:{})\b[\"']?[ \t]*(?::|=(?!=))"
-NEARLY_AS_NEAR = 0.1        # of the best one's distance from 1: further off it may be
 LABELS = {      # English, Chinese
     "refusal": ("The documents do not answer this.", "文档中没有这个问题的答案。"),
     "notice": ("An extract: the documents, word for word.", "以下为文档原文摘录，一字未改。"),
@@ -9812,8 +9814,8 @@ def _plan_glob(plan, pattern, root, cwd):
 _SECRET_TEXT = Pattern(
     rb"\A\s*-----BEGIN [A-Z0-9 ]*PRIVATE KEY|\"private_key\"\s*:\s*\"-----BEGIN"
 )
-_LONG_LINE = 4000           # bytes; a person breaks lines of code and data before
-_GENERATED = f"looks generated: lines of over {_LONG_LINE:,} bytes; name it to add it"
+_GENERATED = (f"looks generated: lines of over {LINE_BYTES_MAX:,} bytes; name it to "
+              "add it")
 _PACKED_KINDS = ("docx", "pptx", "xlsx", "epub")
 _PACKED_TYPES = Pattern("officedocument|epub")
 
@@ -9873,7 +9875,7 @@ def generated_reason(head, source):
         return ""
     if suffix in (".jsonl", ".ndjson") or len(head) < HEAD_BYTES:
         return ""               # a record a line; and what is small crowds nothing out
-    long = sum(len(line) for line in head.split(b"\n") if len(line) > _LONG_LINE)
+    long = sum(len(line) for line in head.split(b"\n") if len(line) > LINE_BYTES_MAX)
     return _GENERATED if 2 * long > len(head) else ""
 
 
