@@ -9725,7 +9725,8 @@ class Project:
 
     def __init__(self, test):
         self.folder = os.path.realpath(tempfile.mkdtemp())
-        test.addCleanup(shutil.rmtree, self.folder)
+        self._clean_up = test.addCleanup
+        self._clean_up(shutil.rmtree, self.folder)
         self.root = os.path.join(self.folder, "project")
         self.environ = {"XDG_CONFIG_HOME": os.path.join(self.folder, "config")}
         for name, text in PROJECT_FILES.items():
@@ -9758,11 +9759,15 @@ class Project:
         )
 
     def start(self, *words, stdin=subprocess.DEVNULL):
-        """Start the real program; -> Popen."""
-        return subprocess.Popen(
+        """Start the real program, ended with the test; -> Popen."""
+        process = subprocess.Popen(
             self.command(words), stdin=stdin, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, cwd=self.root, env=self.variables(),
         )
+        for end in (process.stdout.close, process.stderr.close, process.wait,
+                    process.kill):      # the last goes first
+            self._clean_up(end)
+        return process
 
     def call(self, *words, stdin=b"", session=None, console=None, piped=False):
         """Run one command line in this process; -> (code, out, err)."""
@@ -9807,7 +9812,6 @@ class Test70Intake(unittest.TestCase):
         with ScriptedServer(_script) as server:
             self.project.environ.update(EMBEDDING_BASE_URL=server.url, EMBEDDING_MODEL="m")
             process = self.project.start("embed", "-y")
-            self.addCleanup(process.kill)
             self.assertTrue(arrived.wait(20))
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=20)
@@ -10693,10 +10697,6 @@ class Test81Grading(unittest.TestCase):
 
     def test_a_face_is_asked_from_outside(self):
         process = self.project.start("serve", "--port", "0", "--json")
-        self.addCleanup(process.stdout.close)
-        self.addCleanup(process.stderr.close)
-        self.addCleanup(process.wait)
-        self.addCleanup(process.kill)
         said = json.loads(process.stdout.readline())
         address = f"{said['url']}?token={said['token']}"
         code, data = self.project.data("eval", self.file, "--base-url", address)
@@ -12775,10 +12775,6 @@ class Test93Serving(unittest.TestCase):
 
     def test_serve_says_where_and_stops_at_ctrl_c(self):
         process = self.project.start("serve", "--port", "0", "--json")
-        self.addCleanup(process.stdout.close)
-        self.addCleanup(process.stderr.close)
-        self.addCleanup(process.wait)
-        self.addCleanup(process.kill)
         said = json.loads(process.stdout.readline())
         self.assertEqual(said["model"], "extract")
         with urllib.request.urlopen(said["url"] + "health", timeout=10) as reply:
