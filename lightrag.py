@@ -448,7 +448,7 @@ FUSED_MAX = 50              # of each ranking
 DECISIVE_HITS = 3           # the best by words are looked at
 DECISIVE_COVERAGE = 0.22    # of the question in one of them: then words lead
 MINOR_WEIGHT = 0.2          # of what does not lead; see notes/hybrid.md
-SAVED_TEXTS = 256           # embedded between two saves: a minute's work at most
+SAVE_EVERY_S = 20           # the work that a kill may lose; a save may take one second
 OWN_LANGUAGE_BONUS = 0.02   # of a score: no more than one place in a fused ranking
 OWN_LANGUAGE_HITS = 20      # the best, whose texts are looked at
 VARIANT_WEIGHT = 0.1        # of each, beside the question's 1; see notes/hybrid.md
@@ -11995,23 +11995,22 @@ def lacking_texts(vectors, rows):
     return {key: text for key, text in keyed.items() if key not in known}
 
 
-def embed_missing(vectors, rows, embedder, save, progress=None):
+def embed_missing(vectors, rows, embedder, save, progress=None, clock=time.monotonic):
     """Embed the texts that have no vector yet; -> how many cannot be embedded.
 
     rows  as texts_of returns them
     save  callable(vectors): keeps what there is so far, so that a run can be resumed
     """
     lacking = list(lacking_texts(vectors, rows).items())
-    bad, unsaved = [], 0
+    bad, due_s = [], clock() + SAVE_EVERY_S
 
     def _keep(i, values):
-        nonlocal unsaved
+        nonlocal due_s
         if values is None or not vectors.add(lacking[i][0], values):
             bad.append(lacking[i][0])
-        unsaved += 1
-        if unsaved >= SAVED_TEXTS:
+        if clock() >= due_s:
             save(vectors)
-            unsaved = 0
+            due_s = clock() + SAVE_EVERY_S
 
     try:
         embedder.embed([text for _, text in lacking], _keep, progress)

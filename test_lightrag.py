@@ -8099,6 +8099,20 @@ class Test54Hybrid(Folder):
         return lr.Hybrid(self.open(), vectors, embedder or self.server.embedder(),
                          self.notices.append)
 
+    def test_what_is_embedded_is_kept_by_the_clock(self):
+        embedder, kept, now_s = self.server.embedder(), [], 0.0
+
+        def _clock():
+            nonlocal now_s
+            now_s += lr.SAVE_EVERY_S / 2
+            return now_s
+
+        vectors, rows = lr.Vectors(embedder.model), lr.texts_of(self.knowledge)
+        lr.embed_missing(vectors, rows, embedder, lambda v: kept.append(v.count),
+                         clock=_clock)
+        self.assertEqual(kept[-1], 3)
+        self.assertEqual(kept[0], 2)        # a kill from here on loses one
+
     def test_another_language_is_found(self):
         self.assertEqual(self.embed(), 0)
         self.assertEqual(self.open().search("历史 的 阈值"), [])
