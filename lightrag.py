@@ -602,6 +602,14 @@ PLACE_LOOKS = r"""(?-i:\b(?:in|at|near|from) (?:the )?[A-Z])|地[点點址区區
 # A question for what a name stands for: a line that gives it a value answers.
 VALUE_PHRASES = r"""\bwhat(?:'s| is| are)\b|\bvalues?\b|\bdefaults?\b|默认|默認
 是什[么麼]|是多少|[的取]值|等于|等於|定[义義]"""
+# A question about one function or class: what it returns, takes or does, where it is.
+DEFINITION_PHRASES = r"""\bwhat (?:does|do|can) NAME (?:return|yield|do|take)
+\bwhat (?:does|can) NAME (?:accept|raise|need)
+\b(?:parameter|argument|signature|return (?:value|type))s? (?:of|for|does) NAME
+\bwhere (?:is|are) NAME (?:defined|declared|implemented)
+NAME.{0,6}(?:返回|[参參][数數]|[做干幹][什甚][么麼]|定[义義]|[实實][现現])""".replace(
+    "NAME", r"(?:the )?(?:(?:function|method|class) )?`?(?<![\w.])"
+            r"((?-i:[A-Za-z_])[\w.]*)(?:\(\))?`?")
 NUMBER_WORDS = {            # English; compared as values
     "zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6,
     "seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11, "twelve": 12,
@@ -1011,6 +1019,11 @@ def normalise(text):
     'cafe strasse'
     """
     return _fold(unicodedata.normalize("NFKC", text)).casefold()
+
+
+def squeezed(text):
+    """Return a text without case and all that is no letter or digit."""
+    return re.sub(r"[\W_]+", "", normalise(text))
 
 
 def tokens(text):
@@ -5332,7 +5345,7 @@ TEXT_READERS = {        # all other kinds are read as they are
 
 # =============================================================================
 # 24. Excerpts -- what of a hit can be shown: sentences, rows, lines of code [pure]
-#    Uses: Settings, Text, Prose, Outline, Windows, Ranking
+#    Uses: Settings, Text, Prose, Outline, Definitions, Windows, Ranking
 # =============================================================================
 
 # An *excerpt* is the least that reads well alone: a sentence, with its lead-in where it
@@ -5369,6 +5382,8 @@ SETTING_PIECES = (      # a key that has its values on the lines below
     ("lead", r"[^#]*[:={\[]$|\[.*\]$"),
 )
 NEVER = Pattern(r"(?!)")
+VALUE_LINE = r"^[ \t]*(?:[\w<>\[\]]+[ \t]+){{0,3}}_*(?:{})\b[\"']?[ \t]*(?::|=(?!=))"
+CONSTRUCTORS = {"__init__", "constructor"}      # what they take, their class takes
 RUNS = {"item", "row", "code"}      # a lead-in takes all of these along, else one
 CODE = {"code", "signature", "comment"}
 SHOWN = {"text", "item", "row", *CODE}
@@ -5411,6 +5426,34 @@ def excerpts_of(hit):
         context = frozenset(tokens(f"{hit.title}\n{above}"))
         found.append(Excerpt(hit, spans, shown[0] | shown[-1], shown[-1], context))
     return found
+
+
+def excerpts_about(name, hits):
+    """Yield (place, excerpt) of hits: all, or of code those of one definition alone.
+
+    name    str, the function or class that the question is about; "" = anything
+    What stands in another definition, also in one inside it, says what that one does.
+    """
+    blocks = [code_blocks(hit.text) if name and hit.kind == "code" else []
+              for hit in hits]
+    known = {block.heading.rpartition(" > ")[2] for row in blocks for block in row}
+    alike = {name} & known or {k for k in known if squeezed(k) == squeezed(name)}
+    value = re.compile(VALUE_LINE.format(re.escape(name)), re.MULTILINE)
+    for place, hit in enumerate(hits):
+        path = hit.heading.split(" > ")
+        for excerpt in excerpts_of(hit):
+            start = excerpt.spans[-1][0]
+            around = [b for b in blocks[place] if b.start <= start < b.end]
+            if not name or hit.kind != "code":
+                tells = True
+            elif around:
+                inner = around[-1].heading.split(" > ")
+                tells = inner[-1] in alike or (inner[-1] in CONSTRUCTORS and
+                                               not alike.isdisjoint(path + inner))
+            else:       # in none that begins here: the chunk may go on with one
+                tells = excerpt.finds(value) or (path[-1] == name and not alike)
+            if tells:
+                yield place, excerpt
 
 
 def _pieces(hit):
@@ -5560,13 +5603,13 @@ ANSWER_KINDS = (        # (what asks for it, what it looks like)
     (QUANTITY_PHRASES, QUANTITY_SIGNS),
     (PLACE_PHRASES, PLACE_LOOKS),
     (LIST_PHRASES, r"\n[ \t]*(?:[-*+•]|\d{1,3}[.)、])\s"),
+    ("返回", r"\b(?:returns?|yields?)\b|返回"),     # in either language of the code
 )
 # v2.5.1, X500, get_user, getUser, CEO; no file or error, they may be the asker's own.
 EXACT_NAME = Pattern(
     r"(?!.*(?:Error|Exception)$)(?:v?\d+(?:\.\d+){2,}|[^\W.]+_[^.]*|[A-Z]{3,}"
     r"|[^\W\d_][^\W\d]*(?:-[^\W\d_]+)*-?\d+[\w-]*|[^\W_]*[a-z][A-Z][^\W_]*)"
 )
-VALUE_LINE = r"^[ \t]*(?:[\w<>\[\]]+[ \t]+){{0,3}}_*(?:{})\b[\"']?[ \t]*(?::|=(?!=))"
 LABELS = {      # English, Chinese
     "refusal": ("The documents do not answer this.", "文档中没有这个问题的答案。"),
     "notice": ("An extract: the documents, word for word.", "以下为文档原文摘录，一字未改。"),
@@ -5659,6 +5702,16 @@ def looks_of(question):
     return looks
 
 
+def asked_definition(question):
+    """Return the function or class that a question is about, or "".
+
+    >>> asked_definition("What does Pump.start() return?"), asked_definition("who?")
+    ('start', '')
+    """
+    match = _any_row(DEFINITION_PHRASES).search(question)
+    return next(filter(None, match.groups())).rpartition(".")[2] if match else ""
+
+
 def best_excerpts(question, hits, idf):
     """Return (coverage, excerpts): the one to three that answer best, best first.
 
@@ -5668,20 +5721,19 @@ def best_excerpts(question, hits, idf):
         return 0.0, []
     words, asked = weighted_words(question, idf), set(tokens(question))
     looks, candidates = looks_of(question), []
-    for place, hit in enumerate(hits):
-        code = hit.kind == "code"
-        for excerpt in excerpts_of(hit):
-            covered = covered_words(words, excerpt.found | excerpt.context)
-            last = excerpt._replace(spans=excerpt.spans[-1:])
-            if (len(excerpt.spans) > 1 and not any(covered_words(words, excerpt.own))
-                    and not (code and any(map(last.finds, looks)))):
-                continue        # its head alone says as much
-            own = sum(covered_words(words, excerpt.found))
-            score = sum(covered) + OWN_SHARE * own - RANK_PENALTY * place
-            score -= LENGTH_PENALTY * excerpt.length() / EXCERPT_CHARS_MAX
-            score += KIND_BONUS * any(map(excerpt.finds, looks))
-            score += KIND_BONUS * (not code and asked.issuperset(excerpt.key()))
-            candidates.append((score, covered, excerpt))
+    for place, excerpt in excerpts_about(asked_definition(question), hits):
+        code = excerpt.hit.kind == "code"
+        covered = covered_words(words, excerpt.found | excerpt.context)
+        last = excerpt._replace(spans=excerpt.spans[-1:])
+        if (len(excerpt.spans) > 1 and not any(covered_words(words, excerpt.own))
+                and not (code and any(map(last.finds, looks)))):
+            continue        # its head alone says as much
+        own = sum(covered_words(words, excerpt.found))
+        score = sum(covered) + OWN_SHARE * own - RANK_PENALTY * place
+        score -= LENGTH_PENALTY * excerpt.length() / EXCERPT_CHARS_MAX
+        score += KIND_BONUS * any(map(excerpt.finds, looks))
+        score += KIND_BONUS * (not code and asked.issuperset(excerpt.key()))
+        candidates.append((score, covered, excerpt))
     if not candidates:
         return 0.0, []
     return _choose(candidates)
@@ -5700,14 +5752,9 @@ def names_what_is_nowhere(question, hits, idf):
              for word in words_of(asked)
              if EXACT_NAME.fullmatch(word) and not (shouted and word.isalpha())]
     nowhere = [name for name in names if not idf(word_tokens(name)[-1]) < idf("")]
-    held = [_squeezed(f"{hit.source}\n{hit.title}\n{hit.heading}\n{hit.text}")
+    held = [squeezed(f"{hit.source}\n{hit.title}\n{hit.heading}\n{hit.text}")
             for hit in hits] if nowhere else []
-    return any(not any(_squeezed(name) in text for text in held) for name in nowhere)
-
-
-def _squeezed(text):
-    """Return a text without case and all that is no letter or digit."""
-    return re.sub(r"[\W_]+", "", normalise(text))
+    return any(not any(squeezed(name) in text for text in held) for name in nowhere)
 
 
 def _any_row(patterns):

@@ -3619,6 +3619,36 @@ class Test25Answers(unittest.TestCase):
                 _, excerpts = lr.best_excerpts(question, [uses, gives], same_idf)
                 self.assertEqual(excerpts[0].text(), shown)
 
+    def test_a_function_is_told_of_by_itself_alone(self):
+        base = lr.Knowledge(None)
+        base.add_text(
+            "def parse_pair(text, *, strict=True):\n"
+            '    """Split a pair at its comma.\n\n    Returns a tuple of both halves.\n'
+            '    """\n    def _fail():\n        return None\n\n'
+            "    halves = text.split(',')\n    return tuple(halves) or _fail()\n\n\n"
+            "def skip_pair(text):\n"
+            '    """What parse_pair does not return is skipped here."""\n'
+            "    return None\n\n\n"
+            "class Pump:\n    \"\"\"Moves water.\"\"\"\n\n"
+            "    def __init__(self, speed=3):\n        self.speed = speed\n",
+            source="pairs.py")
+        base.add_text("def other(text):\n    return parse_pair(text)[0]\n", source="b.py")
+        for question, said, unsaid in (
+            ("What does parse_pair return?", "tuple", "return None"),
+            ("What does parse_pair() do?", "Split a pair", "skipped"),
+            ("What does parsePair return?", "tuple", "return None"),
+            ("parse_pair 返回什么？", "tuple", "return None"),
+            ("What does skip_pair return?", "return None", "tuple"),
+            ("Where is parse_pair defined?", "def parse_pair(", "def other"),
+            ("What are the parameters of parse_pair?", "strict=True", "def other"),
+            ("Pump 有哪些参数？", "speed=3", "strict"),
+            ("What does Pump take?", "speed=3", "strict"),
+        ):
+            with self.subTest(question):
+                answer = lr.extract(question, base.search(question), base.idf)
+                self.assertIn(said, answer.text)
+                self.assertNotIn(unsaid, answer.text)
+
     def test_a_large_base_needs_more_and_a_small_one_less(self):
         """It holds words of any question by chance; a few notes do not."""
         small, large = (lr.coverage_needed(lambda token, n=n: n) for n in (3.0, 9.0))
