@@ -560,6 +560,7 @@ do does did done can could should would will shall may might must have has had
 what which who whom whose when where why how that this these those it its there their
 they them he she his her him you your i my me we our us if so than then
 tell explain describe give please purpose used many much name named called according
+asap pls plz fyi btw
 """
 # The same in Chinese, as patterns, longest first; 几何 (geometry) is no question.
 QUESTION_PHRASES = """
@@ -5605,9 +5606,9 @@ ANSWER_KINDS = (        # (what asks for it, what it looks like)
     (LIST_PHRASES, r"\n[ \t]*(?:[-*+•]|\d{1,3}[.)、])\s"),
     ("返回", r"\b(?:returns?|yields?)\b|返回"),     # in either language of the code
 )
-# v2.5.1, X500, get_user, getUser, CEO; no file or error, they may be the asker's own.
+# v2.5, X500, get_user, getUser, CEO; no file or error, they may be the asker's own.
 EXACT_NAME = Pattern(
-    r"(?!.*(?:Error|Exception)$)(?:v?\d+(?:\.\d+){2,}|[^\W.]+_[^.]*|[A-Z]{3,}"
+    r"(?!.*(?:Error|Exception)$)(?:v?\d+(?:\.\d+)+|[^\W.]+_[^.]*|[A-Z]{3,}"
     r"|[^\W\d_][^\W\d]*(?:-[^\W\d_]+)*-?\d+[\w-]*|[^\W_]*[a-z][A-Z][^\W_]*)"
 )
 LABELS = {      # English, Chinese
@@ -5750,11 +5751,18 @@ def names_what_is_nowhere(question, hits, idf):
     asked = " ".join(part for part in said if part.endswith(("?", "？"))) or question
     names = [word.lstrip("vV") if "." in word else word     # v2.5.1
              for word in words_of(asked)
-             if EXACT_NAME.fullmatch(word) and not (shouted and word.isalpha())]
+             if EXACT_NAME.fullmatch(word) and not (shouted and word.isalpha())
+             and word.casefold() not in STOPS]
     nowhere = [name for name in names if not idf(word_tokens(name)[-1]) < idf("")]
-    held = [squeezed(f"{hit.source}\n{hit.title}\n{hit.heading}\n{hit.text}")
-            for hit in hits] if nowhere else []
-    return any(not any(squeezed(name) in text for text in held) for name in nowhere)
+    shown = [f"{hit.source}\n{hit.title}\n{hit.heading}\n{hit.text}" for hit in hits]
+    return any(not any(_holds_name(text, name) for text in shown) for name in nowhere)
+
+
+def _holds_name(text, name):
+    """Tell whether a text holds a name, however joined; a number as it stands."""
+    if "." in name:
+        return re.search(rf"(?<!\d)(?<!\d\.){re.escape(name)}(?!\d)", text)
+    return squeezed(name) in squeezed(text)
 
 
 def _any_row(patterns):

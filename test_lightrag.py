@@ -3569,6 +3569,8 @@ class Test25Answers(unittest.TestCase):
             ("X200 支持多少并发连接？", "20000"), ("X500 支持多少并发连接？", ""),
             ("2.4.1 修复了什么？", "回滚"), ("2.5.1 版本修复了什么？", ""),
             ("v2.4.1 修复了什么？", "回滚"), ("X-200 支持多少并发连接？", "20000"),
+            ("2.4 修复了什么？", "回滚"), ("2.7 修复了什么？", ""),
+            ("X200 支持多少并发连接 ASAP？", "20000"),
             ("What does get_status return?", "def get_status"),
             ("What does get_statistics return?", ""),
             ("What does getStatus return?", "def get_status"),
