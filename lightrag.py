@@ -603,14 +603,15 @@ PLACE_LOOKS = r"""(?-i:\b(?:in|at|near|from) (?:the )?[A-Z])|地[点點址区區
 # A question for what a name stands for: a line that gives it a value answers.
 VALUE_PHRASES = r"""\bwhat(?:'s| is| are)\b|\bvalues?\b|\bdefaults?\b|默认|默認
 是什[么麼]|是多少|[的取]值|等于|等於|定[义義]"""
+RETURN_WORDS = r"\b(?:return|yield)s?\b|返回"
 # A question about one function or class: what it returns, takes or does, where it is.
-DEFINITION_PHRASES = r"""\bwhat (?:does|do|can) NAME (?:return|yield|do|take)
-\bwhat (?:does|can) NAME (?:accept|raise|need)
-\b(?:parameter|argument|signature|return (?:value|type))s? (?:of|for|does) NAME
-\bwhere (?:is|are) NAME (?:defined|declared|implemented)
-NAME.{0,6}(?:返回|[参參][数數]|[做干幹][什甚][么麼]|定[义義]|[实實][现現])""".replace(
-    "NAME", r"(?:the )?(?:(?:function|method|class) )?`?(?<![\w.])"
-            r"((?-i:[A-Za-z_])[\w.]*)(?:\(\))?`?")
+DEFINITION_PHRASES = r"""
+\bwhat (?:does|do|can) NAME (?:return|yield|take|accept|raise|do(?=\W*$))\b
+\b(?:parameter|argument|signature|return (?:value|type))s? (?:of|for|to) NAME
+\bwhere is NAME (?:defined|declared)\b
+NAME(?:函[数數]|方法|[类類])?.{0,4}(?:返回|[参參][数數]|[做干幹][什甚][么麼]|定[义義])""".strip().replace(
+    "NAME", r"(?:(?:the )?(?:function|method|class) |(?:函[数數]|方法|[类類]) ?)?"
+            r"`?(?<![A-Za-z0-9_.])([A-Za-z_][A-Za-z0-9_.]*)(?:\(\))?`?")
 NUMBER_WORDS = {            # English; compared as values
     "zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6,
     "seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11, "twelve": 12,
@@ -5384,7 +5385,9 @@ SETTING_PIECES = (      # a key that has its values on the lines below
 )
 NEVER = Pattern(r"(?!)")
 VALUE_LINE = r"^[ \t]*(?:[\w<>\[\]]+[ \t]+){{0,3}}_*(?:{})\b[\"']?[ \t]*(?::|=(?!=))"
-CONSTRUCTORS = {"__init__", "constructor"}      # what they take, their class takes
+EXAMPLE = Pattern(r"\s*>>>")
+NOTE = Pattern(r"\"\"\"|\'\'\'|^\s*(?:#|//|/\*)")     # on what code does
+CONSTRUCTORS = ("__init__", "constructor")      # what they take, their class takes
 RUNS = {"item", "row", "code"}      # a lead-in takes all of these along, else one
 CODE = {"code", "signature", "comment"}
 SHOWN = {"text", "item", "row", *CODE}
@@ -5432,29 +5435,52 @@ def excerpts_of(hit):
 def excerpts_about(name, hits):
     """Yield (place, excerpt) of hits: all, or of code those of one definition alone.
 
-    name    str, the function or class that the question is about; "" = anything
+    name    str, what the question asks about; "" = anything
     What stands in another definition, also in one inside it, says what that one does.
     """
-    blocks = [code_blocks(hit.text) if name and hit.kind == "code" else []
-              for hit in hits]
+    blocks = [_blocks(hit.text) if name and hit.kind == "code" else [] for hit in hits]
     known = {block.heading.rpartition(" > ")[2] for row in blocks for block in row}
-    alike = {name} & known or {k for k in known if squeezed(k) == squeezed(name)}
-    value = re.compile(VALUE_LINE.format(re.escape(name)), re.MULTILINE)
+    alike = {name} & known or {other for other in known if _bare(other) == _bare(name)}
+    value = re.compile(r"(?![ \t])" + VALUE_LINE.format(re.escape(name)), re.MULTILINE)
     for place, hit in enumerate(hits):
-        path = hit.heading.split(" > ")
         for excerpt in excerpts_of(hit):
-            start = excerpt.spans[-1][0]
-            around = [b for b in blocks[place] if b.start <= start < b.end]
+            start, path = excerpt.spans[-1][0], hit.heading.split(" > ")
+            inner = [b for b in blocks[place] if b.start <= start < b.end]
             if not name or hit.kind != "code":
-                tells = True
-            elif around:
-                inner = around[-1].heading.split(" > ")
-                tells = inner[-1] in alike or (inner[-1] in CONSTRUCTORS and
-                                               not alike.isdisjoint(path + inner))
-            else:       # in none that begins here: the chunk may go on with one
-                tells = excerpt.finds(value) or (path[-1] == name and not alike)
-            if tells:
                 yield place, excerpt
+            elif EXAMPLE.match(hit.text, start):
+                continue        # of its use, in any other's docstring
+            elif not inner:     # a later part of a long definition, or none at all
+                if not alike and (path[-1] == name or excerpt.finds(value)):
+                    yield place, excerpt._replace(spans=excerpt.spans[-1:])
+            else:
+                path = [*path[:-1], *inner[-1].heading.split(" > ")]
+                built = path[-1] in CONSTRUCTORS and alike.intersection(path[-2:])
+                if path[-1] in alike or built:
+                    yield place, _below(inner[-1], path[-1], excerpt)
+
+
+def _below(block, name, excerpt):
+    """Return an excerpt of a definition below that one's head, and no other."""
+    text, first, last = excerpt.hit.text, excerpt.spans[0], excerpt.spans[-1]
+    named = re.compile(rf"^.*\b{re.escape(name)}\b.*", re.MULTILINE)
+    head = named.search(text, block.start, block.end)
+    if head and not block.start <= first[0] < head.end():
+        spans = (head.span(), last) if last[0] >= head.end() else (last,)
+        excerpt = excerpt._replace(spans=spans)
+    return excerpt._replace(found=frozenset(tokens(excerpt.text())))
+
+
+def _blocks(text):
+    """Return the definitions of a chunk, which may begin inside a docstring."""
+    before, quotes, after = text.partition('"""')
+    behind = " " * len(before + quotes) + after
+    return max(code_blocks(text), code_blocks(behind), key=len)
+
+
+def _bare(name):
+    """Return a name without case and joints, but with what makes it private."""
+    return re.match("_*", name)[0] + squeezed(name)
 
 
 def _pieces(hit):
@@ -5533,7 +5559,7 @@ def _grouped(pieces, hit):
         elif what == "heading":
             own = text[start:end].strip("# \t") in hit.heading
             above, head = hit.heading if own else text[start:end], None
-        elif head and head[0] == group[-1]:
+        elif head and head[0] == group[-1] and "signature" not in group:
             yield (head[1:], whole), above
         elif what == "row" and (last := _after_run(pieces, i + 1, start)) > i + 1:
             yield ((start, pieces[last - 1][2]),), above    # its head alone is none
@@ -5564,7 +5590,7 @@ def _after_group(pieces, i, text):
         while _fits(i, CODE) and _is_open(text[start : pieces[i - 1][2]]):
             i += 1
         if what == "signature" and _fits(i, CODE):
-            i += bool(DOCSTRING.match(text, pieces[i][1]))
+            i += bool(DOCSTRING.match(text, text.find("\n", pieces[i - 1][2]) + 1))
     elif what in ("lead", "comment"):
         while _fits(i, {what}):
             i += 1
@@ -5603,8 +5629,9 @@ def _is_open(text):
 ANSWER_KINDS = (        # (what asks for it, what it looks like)
     (QUANTITY_PHRASES, QUANTITY_SIGNS),
     (PLACE_PHRASES, PLACE_LOOKS),
+    (RETURN_WORDS, RETURN_WORDS),
+    (r"\b(?:parameter|argument)s?\b|[参參][数數]", "|".join(CONSTRUCTORS)),
     (LIST_PHRASES, r"\n[ \t]*(?:[-*+•]|\d{1,3}[.)、])\s"),
-    ("返回", r"\b(?:returns?|yields?)\b|返回"),     # in either language of the code
 )
 # v2.5, X500, get_user, getUser, CEO; no file or error, they may be the asker's own.
 EXACT_NAME = Pattern(
@@ -5704,13 +5731,16 @@ def looks_of(question):
 
 
 def asked_definition(question):
-    """Return the function or class that a question is about, or "".
+    """Return (name, rest) of a question about one function or class; "" = of none.
 
-    >>> asked_definition("What does Pump.start() return?"), asked_definition("who?")
-    ('start', '')
+    >>> asked_definition("What does Pump.start() return when it is cold?")
+    ('start', 'start when it is cold?')
     """
     match = _any_row(DEFINITION_PHRASES).search(question)
-    return next(filter(None, match.groups())).rpartition(".")[2] if match else ""
+    if not match:
+        return "", question
+    name = next(filter(None, match.groups())).rpartition(".")[2]
+    return name, question[: match.start()] + name + question[match.end() :]
 
 
 def best_excerpts(question, hits, idf):
@@ -5720,9 +5750,13 @@ def best_excerpts(question, hits, idf):
     """
     if names_what_is_nowhere(question, hits, idf):
         return 0.0, []
-    words, asked = weighted_words(question, idf), set(tokens(question))
-    looks, candidates = looks_of(question), []
-    for place, excerpt in excerpts_about(asked_definition(question), hits):
+    looks, asked, candidates = looks_of(question), set(tokens(question)), []
+    name = ""
+    if any(hit.kind == "code" for hit in hits):
+        name, question = asked_definition(question)
+    looks = looks or [NOTE] * bool(name)
+    words = weighted_words(question, idf)
+    for place, excerpt in excerpts_about(name, hits):
         code = excerpt.hit.kind == "code"
         covered = covered_words(words, excerpt.found | excerpt.context)
         last = excerpt._replace(spans=excerpt.spans[-1:])

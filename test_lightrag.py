@@ -3651,6 +3651,60 @@ class Test25Answers(unittest.TestCase):
                 self.assertIn(said, answer.text)
                 self.assertNotIn(unsaid, answer.text)
 
+    def test_a_definition_is_asked_for_and_no_other_answers(self):
+        base = lr.Knowledge(None)
+        for name, text in {
+            "mail.py": (
+                'def parseaddr(addr):\n    """\n    Parse an address into its parts.\n\n'
+                '    Gives a pair.\n    """\n    def clean(part):\n'
+                "        return part.strip()\n\n    return split(clean(addr))\n\n\n"
+                "def format_pair(pair):\n    # parseaddr is its inverse.\n"
+                "    return None\n\n\n"
+                'class Header:\n    """A line of a message."""\n\n'
+                "    def __init__(self, raw, charset=None):\n        self.raw = raw\n\n"
+                "    def encode(self):\n        return quoted(self.raw)\n\n\n"
+                "LINE_LIMIT = 998\n"
+            ),
+            "cart.js": (
+                "class Cart {\n  total() {\n    return this.sum * 2;\n  }\n"
+                "  first(raw) {\n    return null;\n  }\n}\n"
+            ),
+            "store.go": (
+                "// Open opens it.\nfunc Open(path string) error {\n\treturn nil\n}\n"
+            ),
+            "notes.md": "# Notes\n\nThe parser takes one line at a time.\n",
+        }.items():
+            base.add_text(text, name)
+        for question, first in (
+            ("What does parseaddr return?",
+             "def parseaddr(addr):\n    return split(clean(addr))"),
+            ("What does mail.parseaddr() do?",
+             'def parseaddr(addr):\n    """\n    Parse an address into its parts.'),
+            ("What does clean return?",
+             "    def clean(part):\n        return part.strip()"),
+            ("formatPair 返回什么？",
+             "def format_pair(pair):\n    # parseaddr is its inverse.\n    return None"),
+            ("Header 有哪些参数？",
+             "    def __init__(self, raw, charset=None):"),
+            ("What are the parameters of the class Header?",
+             "    def __init__(self, raw, charset=None):"),
+            ("What does Header do?", 'class Header:\n    """A line of a message."""'),
+            ("Where is LINE_LIMIT defined?", "LINE_LIMIT = 998"),
+            ("What does `total` return?", "  total() {\n    return this.sum * 2;"),
+            ("函数 first 返回什么？", "  first(raw) {\n    return null;"),
+            ("Where is Open defined?", "// Open opens it.\nfunc Open(path string) error {"),
+            ("How many lines does the parser take?", "The parser takes one line at a time."),
+            ("What does strip return?", ""), ("quoted 返回什么？", ""),
+            ("What are the parameters of split?", ""), ("Where is raw defined?", ""),
+            ("What does _format_pair return?", ""),     # a private one is another
+        ):
+            with self.subTest(question):
+                hits = base.search(question)
+                answer = lr.extract(question, hits, base.idf)
+                self.assertEqual(answer.refused, not first, answer.text)
+                _, excerpts = lr.best_excerpts(question, hits, base.idf)
+                self.assertEqual([e.text() for e in excerpts][:1], [first] * bool(first))
+
     def test_a_large_base_needs_more_and_a_small_one_less(self):
         """It holds words of any question by chance; a few notes do not."""
         small, large = (lr.coverage_needed(lambda token, n=n: n) for n in (3.0, 9.0))
