@@ -385,7 +385,7 @@ LINE_BYTES_MAX = 4000       # a person breaks lines of code and data before
 KNOWLEDGE_FORMAT = "lightrag/knowledge"
 KNOWLEDGE_VERSION = 1
 MAP_MAGIC = b"LRAGMAP1"
-INDEX_METHOD = 5439382738295480945  # of tokeniser and weights; a test tells it
+INDEX_METHOD = 14829211318918935573     # of tokeniser and weights; a test tells it
 READ_TRIES = 3              # others may replace the file while it is read
 HITS = 4                    # passages a question gets when nobody says otherwise
 
@@ -560,7 +560,7 @@ do does did done can could should would will shall may might must have has had
 what which who whom whose when where why how that this these those it its there their
 they them he she his her him you your i my me we our us if so than then
 tell explain describe give please purpose used many much name named called according
-asap pls plz fyi btw
+asap pls plz fyi btw defined declared implemented
 """
 # The same in Chinese, as patterns, longest first; 几何 (geometry) is no question.
 QUESTION_PHRASES = """
@@ -996,6 +996,8 @@ UNSEEN = Pattern(
     "\u200b-\u200f\u2060\ufe00-\ufe0f\ufeff]"
 )
 PIECE = Pattern(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_]+")
+DEFINERS = [*map(zlib.crc32, (b"def ", b"func ", b"fn "))]
+CAPITAL_DEFINERS = [*map(zlib.crc32, (b"class ", b"function "))]    # also prose
 VOWEL = Pattern("[aeiouy]")
 ENDINGS = (     # of nouns and other words made of a stem
     "ly", "ness", "ment", "ful", "ation", "ition", "ion", "ional", "al", "ally",
@@ -1094,6 +1096,17 @@ def neighbours(found):
     words = plain_words(found)
     return [zlib.crc32(f"{one} {two}".encode()) & 0xFFFF
             for one, two in zip(words, islice(words, 1, None))]
+
+
+def definers(word):
+    """Return what neighbours says of a name behind each word that may define it.
+
+    >>> neighbours(tokens("def getUser"))[0] in definers("getUser")
+    True
+    """
+    openers = DEFINERS if word.islower() else DEFINERS + CAPITAL_DEFINERS
+    return [zlib.crc32(name.encode(), opener) & 0xFFFF
+            for name in plain_words(word_tokens(word))[:1] for opener in openers]
 
 
 @lru_cache(TOKEN_CACHE_WORDS)
@@ -3479,29 +3492,26 @@ def _best_first(row):
 
 
 def trace_gains(query, terms):
-    """Return {trace, as its two bytes: what a unit gains that has it}."""
+    """Return {trace: what a unit gains that has it}.
+
+    Each word is taken to stand beside the next one, and behind what defines a name.
+    """
     weights, gains = {term.token: term.weight for term in terms}, {}
+    form, side = FORM_SHARE * 255, NEIGHBOUR_SHARE * 255
     for word in words_of(query):
         weight = word[0] < RUN_FIRST and weights.get(word_tokens(word)[-1])
         if weight:
-            gains[form_of(word)] = round(FORM_SHARE * 255 * weight)
+            gains[form_of(word)] = round(form * weight)
+            gains.update(dict.fromkeys(definers(word), round(side * weight)))
     words = plain_words(weights)
     pairs = map(add, map(weights.get, words), map(weights.get, words[1:]))
-    for side, pair in zip(neighbours(words), pairs):
-        gains[side] = round(NEIGHBOUR_SHARE * 255 / 2 * pair)
-    return {array("H", [trace]).tobytes(): gain for trace, gain in gains.items()}
+    gains.update(zip(neighbours(words), (round(side / 2 * pair) for pair in pairs)))
+    return gains
 
 
 def traced_gains(segment, unit, gains):
     """Return what each trace of a question gives that a unit has too."""
-    held, found = segment.traces(unit).tobytes() if gains else b"", []
-    for trace, gain in gains.items():
-        at = held.find(trace)
-        while at > 0 and at % 2:        # of two traces a half each
-            at = held.find(trace, at + 1)
-        if at >= 0:
-            found.append(gain)
-    return found
+    return [gains[trace] for trace in set(gains).intersection(segment.traces(unit))]
 
 
 def inverse_frequency(held, total):

@@ -2049,6 +2049,15 @@ class Test15Ranking(unittest.TestCase):
         signs = index_of("红色的鱼", "蓝色的鱼", "红与蓝")
         self.assertEqual(signs.search("红色 蓝 的鱼", 9), signs.search("的鱼 蓝 红色", 9))
 
+    def test_whoever_asks_for_a_name_finds_first_what_defines_it(self):
+        index = index_of("run(make_pump)", "def make_pump(size): return size + 1",
+                         "Valve()", "class Valve(Part): pass",
+                         "function openGate(by) {}", "openGate(by, now or later)")
+        for query, first in (("make_pump", 1), ("Where is make_pump defined?", 1),
+                             ("Valve", 3), ("what does Valve do", 3), ("openGate", 4)):
+            with self.subTest(query):
+                self.assertEqual(index.search(query, 1)[0][1], first)
+
     def test_BM_1_a_match_scores_above_zero(self):
         for texts in (["fox", "cat"], ["fox", "fox a", "cat", "dog"],
                       ["fox", "fox fox", "fox fox fox"], ["fox"]):
@@ -6501,6 +6510,7 @@ class Test47Store(unittest.TestCase):
 
     def test_the_index_of_another_tokeniser_is_never_used(self):
         text = "getUserName() stores 3.11 naïve classes' settings. 历史压缩的阈值 = 12,000"
+        text += lr.STOP_WORDS       # which are passed over for neighbours
         half = len(text) // 2
         chunks = [lr.Chunk(0, half, "Setting > 压缩"), lr.Chunk(half, len(text))]
         made = lr.line_digest(lr.build_segment([("A title", text, chunks)]))
