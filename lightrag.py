@@ -581,6 +581,11 @@ work mean happen use make need want get find call name know define compute calcu
 handle implement function purpose difference differ example type kind way thing many
 much long first main
 """
+# Words of courtesy and stress: capitals make no name of them.
+SHOUTED_WORDS = """
+urgent urgently help thanks thx important quickly immediately really
+very not no only never always all any
+"""
 # Words that point at the moment of asking: a text that holds them means another one.
 POINTING_WORDS = """
 today tomorrow yesterday tonight now currently 今天 明天 昨天 今日 明日 昨日 今年 明年 去年 现在 現在 目前
@@ -5793,10 +5798,11 @@ def names_what_is_nowhere(question, hits, idf):
     shouted = question.isupper() and language(question) == "en"     # all of it
     said = [question[start:end].strip() for start, end in sentences(question)]
     asked = " ".join(part for part in said if part.endswith(("?", "？"))) or question
+    plain = light_tokens() | STOPS | token_set(SHOUTED_WORDS)
     names = [word.lstrip("vV") if "." in word else word     # v2.5.1
              for word in words_of(asked)
              if EXACT_NAME.fullmatch(word) and not (shouted and word.isalpha())
-             and word.casefold() not in STOPS]
+             and plain.isdisjoint((word.casefold(), word_tokens(word)[-1]))]
     nowhere = [name for name in names if not idf(word_tokens(name)[-1]) < idf("")]
     shown = [f"{hit.source}\n{hit.title}\n{hit.heading}\n{hit.text}" for hit in hits]
     return any(not any(_holds_name(text, name) for text in shown) for name in nowhere)
@@ -5861,6 +5867,11 @@ def _repeats(excerpt, chosen):
     )
 
 
+def light_tokens():
+    """Return the tokens that a question needs and its answer does without."""
+    return token_set(ASKING_WORDS) | token_set(POINTING_WORDS)
+
+
 def weighted_words(question, idf):
     """Return [(token, weight)] of a question; covering all of them is 1, less doubt.
 
@@ -5869,7 +5880,7 @@ def weighted_words(question, idf):
     >>> weighted_words("retry limit", {"retry": 1.0, "limit": 1.0}.get)
     [('retry', 0.2857142857142857), ('limit', 0.2857142857142857)]
     """
-    words, light = [], token_set(ASKING_WORDS) | token_set(POINTING_WORDS)
+    words, light = [], light_tokens()
     for token, count in question_tokens(question):
         weight = count * (idf(token) + IDF_PRIOR)
         pair = len(token) <= 2 and not GRAMMAR_SIGNS.isdisjoint(token)
