@@ -308,6 +308,7 @@ NEARLY_AS_GOOD = 0.7        # of the best sentence's score: what else may be sho
 OWN_SHARE = 0.1             # extra for words the sentence holds itself, not its title
 RANK_PENALTY = 0.03         # a place: the ranker knows what a sentence cannot show
 LENGTH_PENALTY = 0.05       # of a full excerpt: of two that cover the same, the shorter
+NEAR_FORM_CHARS = 4         # at least, of license beside licence: all but the last two
 KIND_BONUS = 0.10           # for a number, or a list, where the question asks for one
 REPEAT_SHARE = 0.8          # of the shorter one's words: then it says the same again
 NEARLY_AS_NEAR = 0.1        # of the best one's distance from 1: so much further at most
@@ -608,6 +609,9 @@ PLACE_LOOKS = r"""(?-i:\b(?:in|at|near|from) (?:the )?[A-Z])|地[点點址区區
 # A question for what a name stands for: a line that gives it a value answers.
 VALUE_PHRASES = r"""\bwhat(?:'s| is| are)\b|\bvalues?\b|\bdefaults?\b|默认|默認
 是什[么麼]|是多少|[的取]值|等于|等於|定[义義]"""
+# Words that an answer puts otherwise, or leaves out: I read, was founded, f() method.
+SPARED_PHRASES = r"""\b(?:i|we|you|one|they|he|she|to) \w+
+\b\w+ed\b|\(\)`? \w+|\b(?:method|class) \w+"""
 RETURN_WORDS = r"\b(?:return|yield)s?\b|返回"
 # A question about one function or class: what it returns, takes or does, where it is.
 DEFINITION_PHRASES = r"""
@@ -5786,7 +5790,26 @@ def best_excerpts(question, hits, idf):
         candidates.append((score, covered, excerpt))
     if not candidates:
         return 0.0, []
-    return _choose(candidates)
+    coverage, chosen = _choose(candidates)
+    return 0.0 if _lacks_half(question, hits, idf) else coverage, chosen
+
+
+def _lacks_half(question, hits, idf):
+    """Tell whether a question has two words of weight at most, and one is nowhere.
+
+    What a sentence says of this project is not its licence.  A near form will do
+    (license).  Signs of runs are no words, and answers put some words otherwise.
+    """
+    heavy = {token for token, _ in question_tokens(question)}
+    heavy -= light_tokens() | GRAMMAR_SIGNS
+    spared = tokens(" ".join(m[0] for m in _any_row(SPARED_PHRASES).finditer(question)))
+    nowhere = [token for token in heavy.difference(spared)
+               if token < RUN_FIRST and idf(token) == idf("")]
+    if len(heavy) > 2 or not nowhere or _any_row(QUANTITY_PHRASES).search(question):
+        return False
+    held = tokens("\n".join(f"{hit.title}\n{hit.heading}\n{hit.text}" for hit in hits))
+    stems = [token[: max(NEAR_FORM_CHARS, len(token) - 2)] for token in nowhere]
+    return not all(any(token.startswith(part) for token in held) for part in stems)
 
 
 def names_what_is_nowhere(question, hits, idf):

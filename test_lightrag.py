@@ -3717,6 +3717,31 @@ class Test25Answers(unittest.TestCase):
                 _, excerpts = lr.best_excerpts(question, hits, base.idf)
                 self.assertEqual([e.text() for e in excerpts][:1], [first] * bool(first))
 
+    def test_of_two_words_neither_may_be_nowhere(self):
+        base = lr.Knowledge(None)
+        base.add_text("# Help\n\nThe gateway listens on port 8443. To reset your password, "
+                      "open Settings. Refunds take five days. This project was started by "
+                      "Ann Lee in 2019.\n", "help.md")
+        base.add_text("# Terms\n\nThe license of the tool is MIT.\n", "terms.md")
+        for question, said in (
+            ("Which port does nginx use?", ""), ("What is the redis port?", ""),
+            ("nginx 的 port 是什么？", ""), ("What is the cost of this project?", ""),
+            ("What is the copyright of this project?", ""),
+            ("Which port does the gateway use?", "8443"),
+            ("What is the licence of the tool?", "MIT"),        # a near form is there
+            ("Who founded this project?", "Ann Lee"),           # put otherwise
+            ("When did the project begin?", "2019"),            # a date answers
+            ("How do I change my password?", "open Settings"),
+        ):
+            with self.subTest(question):
+                answer = lr.extract(question, base.search(question), base.idf)
+                self.assertEqual(answer.refused, not said, answer.text)
+                self.assertIn(said, answer.text)
+        question = "What is the copyright of this project?"
+        answer = lr.extract(question, base.search(question), base.idf, near=lambda _, hits: [
+            lr.excerpts_of(hit)[0] for hit in hits[:1]])
+        self.assertFalse(answer.refused)    # what it means is for vectors to say
+
     def test_a_large_base_needs_more_and_a_small_one_less(self):
         """It holds words of any question by chance; a few notes do not."""
         small, large = (lr.coverage_needed(lambda token, n=n: n) for n in (3.0, 9.0))
