@@ -203,6 +203,20 @@ def named_tuple(shape):
     return made
 
 
+def set_of(names):
+    """Return the words of a text as a set: a literal for each would compile slower."""
+    return frozenset(names.split())
+
+
+def by_name(kinds):
+    """Return {name: kind} of a table {kind: "name name ..."}.
+
+    >>> by_name({1: "one first", 2: "two"})
+    {'one': 1, 'first': 1, 'two': 2}
+    """
+    return {name: kind for kind, names in kinds.items() for name in names.split()}
+
+
 # =============================================================================
 # 1. Settings -- every limit and default, with why [pure]
 #    Uses: nothing
@@ -621,14 +635,14 @@ DEFINITION_PHRASES = r"""
 NAME(?:函[数數]|方法|[类類])?.{0,4}(?:返回|[参參][数數]|[做干幹][什甚][么麼]|定[义義])""".strip().replace(
     "NAME", r"(?:(?:the )?(?:function|method|class) |(?:函[数數]|方法|[类類]) ?)?"
             r"`?(?<![A-Za-z0-9_.])([A-Za-z_][A-Za-z0-9_.]*)(?:\(\))?`?")
-NUMBER_WORDS = {            # English; compared as values
-    "zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6,
-    "seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11, "twelve": 12,
-    "both": 2, "twice": 2, "dozen": 12, "fifteen": 15, "twenty": 20, "thirty": 30,
-    "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
-    "hundred": 100, "thousand": 1000, "first": 1, "second": 2, "third": 3, "fourth": 4,
-    "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8, "ninth": 9, "tenth": 10,
-}
+NUMBER_WORDS = by_name({    # English; compared as values
+    0: "zero", 1: "one first", 2: "two second both twice", 3: "three third",
+    4: "four fourth", 5: "five fifth", 6: "six sixth", 7: "seven seventh",
+    8: "eight eighth", 9: "nine ninth", 10: "ten tenth", 11: "eleven",
+    12: "twelve dozen", 15: "fifteen", 20: "twenty", 30: "thirty", 40: "forty",
+    50: "fifty", 60: "sixty", 70: "seventy", 80: "eighty", 90: "ninety",
+    100: "hundred", 1000: "thousand",
+})
 COUNTED_SIGNS = "年月日号號时時点點个個次人名位种種倍元岁歲天条條步章节節页頁行字世代级級届屆层層台辆輛座"
 MONTHS = """
 january february march april may june july august september october november december
@@ -686,30 +700,26 @@ EXTRA_WORDS = Pattern(
 LASTING_WORDS = Pattern("|".join(
     words.pattern for words in (CONTEXT_WORDS, QUOTA_WORDS, TOOL_WORDS)
 ) + "|invalid_request|invalid_api_key")
-FINISH_REASONS = {          # lower case; whatever else servers say means stop
-    "length": "length", "max_tokens": "length", "max_output_tokens": "length",
-    "model_length": "length", "content_filter": "content_filter",
-    "safety": "content_filter", "recitation": "content_filter",
-    "sensitive": "content_filter", "error": "error", "network_error": "error",
-    "insufficient_system_resource": "error",
-}
-HEAVY_FOLDERS = {           # not walked into unless named; lower case -> why
-    **dict.fromkeys((".git", ".hg", ".svn", ".bzr", "cvs"), "version history"),
-    **dict.fromkeys(("node_modules", "bower_components", "jspm_packages", ".eggs",
-                     "site-packages"), "installed packages"),
-    **dict.fromkeys((".venv", "venv", "virtualenv"), "a virtual environment"),
-    **dict.fromkeys(("build", "dist", "target", "_build", ".next", ".nuxt", "htmlcov"),
-                    "build output"),
-    **dict.fromkeys(("__pycache__", ".cache", ".gradle", ".tox", ".nox", ".mypy_cache",
-                     ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".terraform",
-                     ".hypothesis"), "a cache"),
-    ".lightrag": "the knowledge base itself",
-}
+FINISH_REASONS = by_name({  # lower case; whatever else servers say means stop
+    "length": "length max_tokens max_output_tokens model_length",
+    "content_filter": "content_filter safety recitation sensitive",
+    "error": "error network_error insufficient_system_resource",
+})
+HEAVY_FOLDERS = by_name({   # not walked into unless named; why, and names in lower case
+    "version history": ".git .hg .svn .bzr cvs",
+    "installed packages": "node_modules bower_components jspm_packages .eggs"
+                          " site-packages",
+    "a virtual environment": ".venv venv virtualenv",
+    "build output": "build dist target _build .next .nuxt htmlcov",
+    "a cache": "__pycache__ .cache .gradle .tox .nox .mypy_cache .pytest_cache"
+               " .ruff_cache .ipynb_checkpoints .terraform .hypothesis",
+    "the knowledge base itself": ".lightrag",
+})
 FOLDER_MARKS = {            # a file that says what its folder is, whatever its name
     "pyvenv.cfg": "a virtual environment",
     "CACHEDIR.TAG": "a cache",
 }
-BINARY_SUFFIXES = {         # no text in them; others are found out by their NULs
+BINARY_SUFFIXES = by_name({     # no text in them; others are found out by their NULs
     "image": ".png .jpg .jpeg .gif .bmp .ico .icns .webp .tif .tiff .heic .avif .psd",
     "audio": ".mp3 .wav .ogg .oga .flac .m4a .aac .wma .mid .midi .opus",
     "video": ".mp4 .mov .avi .mkv .webm .wmv .flv .m4v .mpg .mpeg",
@@ -722,7 +732,7 @@ BINARY_SUFFIXES = {         # no text in them; others are found out by their NUL
                 " .hdf5",
     "data": ".pkl .pickle .npy .npz .pt .pth .onnx .safetensors .gguf",
     "old Office format": ".doc .xls .ppt",
-}
+})
 # What a file may be called when it holds keys or passwords, in the language of ignore
 # files: the last rule that fits decides, ! makes an exception.  Code and pages about
 # credentials are wanted; files that hold some are not.
@@ -894,8 +904,7 @@ SETTING_VARIABLES = {name: choice.variables or (f"LRAG_{name.upper()}",)
 _DEFAULTS = [choice.default for choice in CHOICES.values()]
 Settings = namedtuple("Settings", CHOICES, defaults=_DEFAULTS)
 Settings.__doc__ = "What a user may change; see CHOICES."
-SWITCHES = {"1": True, "true": True, "yes": True, "on": True,
-            "0": False, "false": False, "no": False, "off": False}
+SWITCHES = by_name({True: "1 true yes on", False: "0 false no off"})
 
 
 def read_settings(environ, config, max_steps=None):
@@ -1008,20 +1017,20 @@ PIECE = Pattern(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_]+")
 DEFINERS = [*map(zlib.crc32, (b"def ", b"func ", b"fn "))]
 CAPITAL_DEFINERS = [*map(zlib.crc32, (b"class ", b"function "))]    # also prose
 VOWEL = Pattern("[aeiouy]")
-ENDINGS = (     # of nouns and other words made of a stem
-    "ly", "ness", "ment", "ful", "ation", "ition", "ion", "ional", "al", "ally",
-    "ive", "ity", "ance", "ence", "able", "ible", "ous", "ic", "ical", "ant", "ent",
-    "er", "or",
-)
+# Of nouns and other words made of a stem.
+STEM_ENDINGS = """
+ly ness ment ful ation ition ion ional al ally ive ity ance ence able ible ous ic ical
+ant ent er or"""
+ENDINGS = tuple(STEM_ENDINGS.split())
 DERIVED = Pattern(f"^(.{{4,}}?)(?:{'|'.join(ENDINGS)})$")  # the longest that leaves 4
-NAMES_WITH_SIGNS = {"c++", "g++", "c#", "f#", "j#"}
+NAMES_WITH_SIGNS = set_of("c++ g++ c# f# j#")
 # Letters that Unicode does not take apart into a letter and an accent.
-PLAIN_LETTERS = str.maketrans({
-    "ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "đ": "d", "Đ": "D", "ħ": "h", "ı": "i",
-    "æ": "ae", "Æ": "AE", "œ": "oe", "Œ": "OE", "ß": "ss", "ẞ": "SS",
-})
+PLAIN_LETTERS = {
+    **str.maketrans("øØłŁđĐħı", "oOlLdDhi"),
+    **str.maketrans({"æ": "ae", "Æ": "AE", "œ": "oe", "Œ": "OE", "ß": "ss", "ẞ": "SS"}),
+}
 
-STOPS = frozenset(STOP_WORDS.split())
+STOPS = set_of(STOP_WORDS)
 QUESTION_PHRASE = Pattern("|".join(QUESTION_PHRASES.split()))
 
 
@@ -3562,58 +3571,54 @@ UNSEEN_STYLE = Pattern(
 )
 
 
-def _set_of(names):
-    return frozenset(names.split())
-
-
-VOID = _set_of("area base br col embed frame hr img input link meta param source wbr")
-HEADINGS = _set_of("h1 h2 h3 h4 h5 h6")
-LISTS = _set_of("ul ol menu dir")
-TABLE_SECTIONS = _set_of("caption thead tbody tfoot")
-TABLE_PARTS = TABLE_SECTIONS | _set_of("table tr td th")
-BLOCKS = HEADINGS | LISTS | TABLE_PARTS | _set_of(
+VOID = set_of("area base br col embed frame hr img input link meta param source wbr")
+HEADINGS = set_of("h1 h2 h3 h4 h5 h6")
+LISTS = set_of("ul ol menu dir")
+TABLE_SECTIONS = set_of("caption thead tbody tfoot")
+TABLE_PARTS = TABLE_SECTIONS | set_of("table tr td th")
+BLOCKS = HEADINGS | LISTS | TABLE_PARTS | set_of(
     "address article aside blockquote center dd details dialog div dl dt fieldset "
     "figcaption figure footer form header hgroup legend li main nav p pre section "
     "summary"
 )
-_P, BLOCKS_BUT_P = _set_of("p"), BLOCKS - {"p"}
-EVENTS = BLOCKS | _set_of("a br button q rt")
-OPTIONAL_END = TABLE_SECTIONS | _set_of("p li dt dd tr td th")
+_P, BLOCKS_BUT_P = set_of("p"), BLOCKS - {"p"}
+EVENTS = BLOCKS | set_of("a br button q rt")
+OPTIONAL_END = TABLE_SECTIONS | set_of("p li dt dd tr td th")
 # What a start tag ends: the elements named first, looked for up to one of the second.
 IMPLIED_END = {
-    "li": (_set_of("li"), LISTS | TABLE_PARTS),
-    **{name: (_set_of("dt dd"), TABLE_PARTS | {"dl"}) for name in ("dt", "dd")},
-    **{name: (_set_of("td th caption"), _set_of("tr table")) for name in ("td", "th")},
-    "tr": (_set_of("tr caption"), _set_of("table")),
-    **{name: (TABLE_SECTIONS, _set_of("table")) for name in TABLE_SECTIONS},
+    "li": (set_of("li"), LISTS | TABLE_PARTS),
+    **{name: (set_of("dt dd"), TABLE_PARTS | {"dl"}) for name in ("dt", "dd")},
+    **{name: (set_of("td th caption"), set_of("tr table")) for name in ("td", "th")},
+    "tr": (set_of("tr caption"), set_of("table")),
+    **{name: (TABLE_SECTIONS, set_of("table")) for name in TABLE_SECTIONS},
     **{name: (HEADINGS, BLOCKS - HEADINGS) for name in HEADINGS},
-    "a": (_set_of("a"), BLOCKS),
+    "a": (set_of("a"), BLOCKS),
 }
 # Up to where an end tag looks for its start.
 END_REACH = {
     **{name: TABLE_PARTS for name in BLOCKS},
-    **{name: _set_of("table") for name in TABLE_PARTS},
+    **{name: set_of("table") for name in TABLE_PARTS},
     "table": frozenset(),
     "li": LISTS | TABLE_PARTS,
 }
 # What an element is, by its name or its role.
-FATES = {name: fate for fate, names in (
-    ("hidden", "annotation annotation-xml audio canvas datalist object rp select svg"),
-    ("hidden", "template video"),
-    ("nav", "nav navigation search menubar toolbar tablist navheader navfooter"),
-    ("contents", "toc contents table-of-contents"),
-    ("edge", "header footer aside banner contentinfo complementary breadcrumb menu"),
-    ("edge", "breadcrumbs navbar pager pagination sidebar"),
-    ("main", "main"),
-    ("article", "article"),
-    ("title", "title"),
-) for name in names.split()}
+FATES = by_name({
+    "hidden": "annotation annotation-xml audio canvas datalist object rp select svg"
+              " template video",
+    "nav": "nav navigation search menubar toolbar tablist navheader navfooter",
+    "contents": "toc contents table-of-contents",
+    "edge": "header footer aside banner contentinfo complementary breadcrumb menu"
+            " breadcrumbs navbar pager pagination sidebar",
+    "main": "main",
+    "article": "article",
+    "title": "title",
+})
 # Those of them that are believed as a class or an id.
-FATEFUL_NAMES = _set_of(
+FATEFUL_NAMES = set_of(
     "breadcrumb breadcrumbs contents footer menu nav navbar navfooter navheader "
     "navigation pager pagination sidebar table-of-contents toc"
 )
-LINE_NUMBER_NAMES = _set_of("gutter lineno linenos line-numbers")
+LINE_NUMBER_NAMES = set_of("gutter lineno linenos line-numbers")
 
 
 def attributes_of(text):
@@ -3970,8 +3975,8 @@ WIDE_WRAP = Pattern(rf"(?<=[{WIDE}])[ \t]*\n\s*(?=[{WIDE}])")
 ZERO_WIDTH = Pattern("[\xad\u200b\u2060\ufeff]")
 BREAK = "\0"            # <br> among the pieces of a block; no page holds it
 BREAKS = Pattern(rf" ?{BREAK} ?")
-LINK_SCHEMES = _set_of("http: https: ftp: mailto:")
-PERMALINK_SIGNS = _set_of("\xb6 # \xa7 \u2693 \U0001f517")
+LINK_SCHEMES = set_of("http: https: ftp: mailto:")
+PERMALINK_SIGNS = set_of("\xb6 # \xa7 \u2693 \U0001f517")
 
 
 def html_to_markdown(text):
@@ -4280,28 +4285,28 @@ BYTE_ORDER_MARKS = (    # subtle: that of UTF-32 LE begins with that of UTF-16 L
     (b"\x84\x31\x95\x33", "gb18030"),
 )
 # Labels that the web uses and Python has not (WHATWG Encoding Standard, chapter 4.2).
-WEB_LABELS = {alias: name for name, aliases in (
-    ("gb18030", "x-gbk gb-2312 csgb2312 windows-936 gb18030-2005 gb18030-2022"),
-    ("big5", "big5-tw x-big5 cn-big5 x-x-big5 zh-tw-big5 windows-950"),
-    ("cp932", "windows-31j cswindows31j x-sjis x-ms-cp932"),
-    ("euc_jp", "x-euc-jp x-eucjp cseucpkdfmtjapanese"),
-    ("cp949", "windows-949 x-windows-949 ks-c-5601-1989 iso-ir-149 cseuckr"),
-    ("cp874", "windows-874 dos-874 x-windows-874"),
-    ("mac-roman", "x-mac-roman"),
-    ("mac-cyrillic", "x-mac-cyrillic x-mac-ukrainian"),
-    ("utf-8", "utf8mb3 utf8mb4 unicode-1-1-utf-8 unicode11utf8 x-unicode20utf8"),
-    *((f"cp{page}", f"x-cp{page}") for page in range(1250, 1259)),
-) for alias in aliases.split()}
+WEB_LABELS = by_name({
+    "gb18030": "x-gbk gb-2312 csgb2312 windows-936 gb18030-2005 gb18030-2022",
+    "big5": "big5-tw x-big5 cn-big5 x-x-big5 zh-tw-big5 windows-950",
+    "cp932": "windows-31j cswindows31j x-sjis x-ms-cp932",
+    "euc_jp": "x-euc-jp x-eucjp cseucpkdfmtjapanese",
+    "cp949": "windows-949 x-windows-949 ks-c-5601-1989 iso-ir-149 cseuckr",
+    "cp874": "windows-874 dos-874 x-windows-874",
+    "mac-roman": "x-mac-roman",
+    "mac-cyrillic": "x-mac-cyrillic x-mac-ukrainian",
+    "utf-8": "utf8mb3 utf8mb4 unicode-1-1-utf-8 unicode11utf8 x-unicode20utf8",
+    **{f"cp{page}": f"x-cp{page}" for page in range(1250, 1259)},
+})
 # Encodings whose texts really hold more than their names say, by Python's names.
-WIDER_ENCODING = {name: wider for wider, names in (
-    ("gb18030", "gb2312 gbk"),
-    ("big5hkscs", "big5 cp950"),
-    ("cp932", "shift_jis"),
-    ("cp949", "euc_kr"),
-    ("cp1252", "ascii iso8859-1"),
-    ("cp1254", "iso8859-9"),
-    ("cp874", "iso8859-11 tis-620"),
-) for name in names.split()}
+WIDER_ENCODING = by_name({
+    "gb18030": "gb2312 gbk",
+    "big5hkscs": "big5 cp950",
+    "cp932": "shift_jis",
+    "cp949": "euc_kr",
+    "cp1252": "ascii iso8859-1",
+    "cp1254": "iso8859-9",
+    "cp874": "iso8859-11 tis-620",
+})
 # Python also "decodes" base64, rot13, idna and the like; these are encodings of text.
 TEXT_ENCODING = Pattern(
     r"utf-8(-sig)?|utf-(16|32)(-[bl]e)?|gb18030|big5hkscs|cp\d+|euc_\w+|iso8859-\d+"
@@ -4455,7 +4460,7 @@ def looks_binary(data):
 # they declare is believed; a document type, in which entities could grow, is refused.
 
 OLE_MARK = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"     # Office before 2007, or encrypted
-TEXT_ELEMENTS = frozenset(("t", "title", "v"))      # all other text is layout or a code
+TEXT_ELEMENTS = set_of("t title v")     # all other text is layout or a code
 
 
 class Archive:
@@ -4608,14 +4613,14 @@ def _damage_named(what):
 
 HEADING_STYLE = Pattern(r"(?:heading|标题|標題)\s*([1-9])$", re.IGNORECASE)
 CONTENTS_STYLE = Pattern(r"(?:toc|目录|目錄)\s*\d$", re.IGNORECASE)
-STYLE_KEYS = frozenset(("name", "basedOn", "outlineLvl", "numId"))
-NO = frozenset(("0", "false", "off"))
-NO_NUMBERS = frozenset(("bullet", "none"))
+STYLE_KEYS = set_of("name basedOn outlineLvl numId")
+NO = set_of("0 false off")
+NO_NUMBERS = set_of("bullet none")
 # Text that was moved or deleted, field codes, and drawings said a second time.
-WORD_SKIPPED = frozenset(("Fallback", "moveFrom", "del", "instrText", "delText"))
-SLIDE_TITLES = frozenset(("title", "ctrTitle"))
-SLIDE_BODIES = frozenset(("body", "obj"))
-SLIDE_SKIPPED = frozenset(("sldNum", "dt", "ftr", "hdr", "sldImg"))
+WORD_SKIPPED = set_of("Fallback moveFrom del instrText delText")
+SLIDE_TITLES = set_of("title ctrTitle")
+SLIDE_BODIES = set_of("body obj")
+SLIDE_SKIPPED = set_of("sldNum dt ftr hdr sldImg")
 OUTLINE_LEVELS = frozenset("012345678")
 WORD_SIGNS = {
     "tab": ("", "\t"), "br": ("br", ""), "cr": ("br", ""), "noBreakHyphen": ("", "-"),
@@ -5049,9 +5054,7 @@ def number_text(words, is_date=False, epoch_days=0):
 # warnings).  Of MARKDOWN_KINDS the text is made, as Markdown; of all others it is the
 # file's own lines.
 
-MARKDOWN_KINDS = frozenset(
-    ("html", "notebook", "pdf", "docx", "pptx", "xlsx", "epub")
-)
+MARKDOWN_KINDS = set_of("html notebook pdf docx pptx xlsx epub")
 
 SUFFIXES = {
     "html": "html htm xhtml shtml",
@@ -5077,31 +5080,27 @@ SUFFIXES = {
         hcl nix sol xml xsd xsl xslt wsdl plist jinja j2 tmpl
         """,
 }
-KIND_OF_SUFFIX = {s: kind for kind, row in SUFFIXES.items() for s in row.split()}
-CODE_NAMES = frozenset((
-    "makefile", "gnumakefile", "dockerfile", "containerfile", "rakefile", "gemfile",
-    "jenkinsfile", "vagrantfile", "cmakelists.txt",
-))
-KIND_OF_MEDIA = {
-    "text/html": "html",
-    "application/xhtml+xml": "html",
-    "text/markdown": "markdown",
-    "text/x-markdown": "markdown",
-    "text/csv": "csv",
-    "text/tab-separated-values": "csv",
-    "text/yaml": "yaml",
-    "application/yaml": "yaml",
-    "application/json": "json",
-    "application/toml": "toml",
-    "application/x-ipynb+json": "notebook",
-    "application/epub+zip": "epub",
-    "application/pdf": "pdf",
-}
+KIND_OF_SUFFIX = by_name(SUFFIXES)
+CODE_NAMES = set_of(
+    "makefile gnumakefile dockerfile containerfile rakefile gemfile jenkinsfile "
+    "vagrantfile cmakelists.txt"
+)
+KIND_OF_MEDIA = by_name({
+    "html": "text/html application/xhtml+xml",
+    "markdown": "text/markdown text/x-markdown",
+    "csv": "text/csv text/tab-separated-values",
+    "yaml": "text/yaml application/yaml",
+    "json": "application/json",
+    "toml": "application/toml",
+    "notebook": "application/x-ipynb+json",
+    "epub": "application/epub+zip",
+    "pdf": "application/pdf",
+})
 # Media types that servers send for want of a better one: the name knows more.
-VAGUE_MEDIA = frozenset((
-    "", "text/plain", "application/octet-stream", "binary/octet-stream",
-    "application/json", "application/zip", "application/x-zip-compressed",
-))
+VAGUE_MEDIA = {"", *set_of(
+    "text/plain application/octet-stream binary/octet-stream application/json "
+    "application/zip application/x-zip-compressed"
+)}
 OFFICE_MEDIA = Pattern(
     r"application/vnd\.openxmlformats-officedocument\.(word|presentation|spreadsheet)"
 )
@@ -8304,13 +8303,8 @@ def binary_reason(name):
     ('binary (image)', '')
     """
     base, dot, suffix = name.rpartition(".")
-    kind = _binary_kinds().get(dot + suffix.lower()) if base else ""
+    kind = BINARY_SUFFIXES.get(dot + suffix.lower()) if base else ""
     return f"binary ({kind})" if kind else ""
-
-
-@cache
-def _binary_kinds():
-    return {s: kind for kind, line in BINARY_SUFFIXES.items() for s in line.split()}
 
 
 def glob_filter(pattern):
@@ -8559,18 +8553,17 @@ def masked(text, secrets):
 # calls that fail on a full disk or a held file are arguments, so that a test can fail
 # them.
 
-_OS_REASONS = {
-    "EACCES": "no permission", "EPERM": "no permission", "EROFS": "read-only disk",
-    "ENOENT": "no such file or folder", "ENOTDIR": "no such file or folder",
-    "ENOSPC": "the disk is full", "EDQUOT": "the disk quota is used up",
-    "EFBIG": "the file would grow over the size limit", "ELOOP": "a circle of links",
-    "ENAMETOOLONG": "the name is too long", "EMFILE": "too many open files",
+_OS_REASONS = by_name({
+    "no permission": "EACCES EPERM", "no such file or folder": "ENOENT ENOTDIR",
+    "the disk is full": "ENOSPC", "the disk quota is used up": "EDQUOT",
+    "the file would grow over the size limit": "EFBIG", "read-only disk": "EROFS",
+    "a circle of links": "ELOOP", "the name is too long": "ENAMETOOLONG",
+    "too many open files": "EMFILE",
+})
+_SORTS = {
+    stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
 }
-_SORTS = (
-    (stat.S_ISDIR, "a folder, not a file"), (stat.S_ISFIFO, "a pipe, not a file"),
-    (stat.S_ISSOCK, "a socket, not a file"), (stat.S_ISCHR, "a device, not a file"),
-    (stat.S_ISBLK, "a device, not a file"),
-)
 
 
 def os_reason(error):
@@ -8585,7 +8578,8 @@ def os_reason(error):
 
 def sort_reason(mode):
     """Say what a file is when it is no regular file; empty when it is one."""
-    return next((reason for is_sort, reason in _SORTS if is_sort(mode)), "")
+    sort = _SORTS.get(stat.S_IFMT(mode))
+    return f"{sort}, not a file" if sort else ""
 
 
 def open_regular(path):
@@ -9949,7 +9943,6 @@ _SECRET_TEXT = Pattern(
 )
 _GENERATED = (f"looks generated: lines of over {LINE_BYTES_MAX:,} bytes; name it to "
               "add it")
-_PACKED_KINDS = ("docx", "pptx", "xlsx", "epub")
 _PACKED_TYPES = Pattern("officedocument|epub")
 
 
@@ -9990,7 +9983,7 @@ def content_reason(head, source, content_type=""):
         return "a file of a knowledge base"
     if b"PRIVATE" in head and _SECRET_TEXT.search(head):
         return "holds a private key"
-    packed = kind_of(source) in _PACKED_KINDS or _PACKED_TYPES.search(content_type)
+    packed = kind_of(source) in PACKED_READERS or _PACKED_TYPES.search(content_type)
     if packed or head.startswith(b"%PDF-") or not looks_binary(head):
         return ""
     return "binary (by its first bytes)"
@@ -14514,10 +14507,7 @@ def known_error(error):
 # rules lie in the user's own folder under the project's real path, so that no file of
 # a repository can grant anything.
 
-MEANINGS = {
-    "y": "once", "yes": "once", "是": "once",
-    "a": "session", "p": "project", "d": "never",
-}
+MEANINGS = by_name({"once": "y yes 是", "session": "a", "project": "p", "never": "d"})
 NO_YES = "you did not say yes"
 
 
