@@ -14818,13 +14818,23 @@ def make_vectors(knowledge, options, console, home=""):
 class Option:
     """One option of a command."""
 
-    names: tuple        # ("-y", "--yes"); the last one names the field
-    value: str          # what follows it, as the help shows it; "" for a flag
+    form: str           # "-s, --source SOURCE": its names, then what follows, if any
     summary: str
     default: object = None
     repeated: bool = False
     least: int | None = None    # for a number: the smallest that makes sense
     choices: tuple = ()
+
+    @property
+    def names(self):
+        """What it is called by; the last one names the field."""
+        return [word.rstrip(",") for word in self.form.split() if word[0] == "-"]
+
+    @property
+    def value(self):
+        """What follows it, as the help shows it; "" for a flag."""
+        last = self.form.split()[-1]
+        return "" if last.startswith("-") else last
 
     @property
     def field(self):
@@ -14843,18 +14853,17 @@ class Command:
     example: str = ""
 
 
-def parse(words, commands, shared, given):
+def parse(words, commands, given):
     """Read the words of a command line; options may stand anywhere.
 
     commands  dict name -> Command
-    shared    tuple of Option that every command takes
     given     dict of fields that the caller hands down; options overwrite them
     ->        SimpleNamespace: command (its name, "" for none), words, and a field for
               each option of any command, so that commands can call each other
     Raises    UsageError that names what was probably meant
     """
     words, name, free, fields = list(words), "", [], {}
-    known = {option_name: option for option in shared for option_name in option.names}
+    known = {option_name: option for option in SHARED for option_name in option.names}
     while words:
         word = words.pop(0)
         if word == "--":
@@ -14875,7 +14884,7 @@ def parse(words, commands, shared, given):
                 raise UsageError(unknown("command", name, commands) + hint)
             for option in commands[name].options:
                 known.update(dict.fromkeys(option.names, option))
-    every = [*shared, *(o for command in commands.values() for o in command.options)]
+    every = [*SHARED, *(o for command in commands.values() for o in command.options)]
     defaults = {o.field: () if o.repeated else o.default for o in every}
     if name and not fields.get("help"):
         _check_count(name, commands[name].arguments, free)
@@ -14945,18 +14954,18 @@ def unknown(what, word, names):
     return f"there is no {what} '{one_line(word, 60)}'; {hint}"
 
 
-def help_text(program, commands, shared, name=""):
+def help_text(program, commands, name=""):
     """Return the help of one command, or of all."""
     if name:
         command = commands[name]
         usage = f"{name} {command.arguments}".strip()
-        blocks = [("options", _option_rows((*command.options, *shared)))]
+        blocks = [("options", _option_rows((*command.options, *SHARED)))]
         if command.example:
             blocks.append(("example", [(f"{program} {command.example}", "")]))
         lines = [f"usage: {program} {usage} [options]", "", command.summary]
     else:
         rows = [(f"{n} {c.arguments}", c.summary) for n, c in commands.items()]
-        blocks = [("commands", rows), ("options", _option_rows(shared))]
+        blocks = [("commands", rows), ("options", _option_rows(SHARED))]
         lines = [
             f"usage: {program} COMMAND [options]",
             f"       {program}            the prompt; what is piped in is one question",
@@ -14974,43 +14983,38 @@ def _option_rows(options):
     for option in options:
         choices = f": {', '.join(option.choices)}" if option.choices else ""
         usual = f" (default {option.default})" if option.default else ""
-        names = ", ".join(option.names)
-        rows.append((f"{names} {option.value}", option.summary + choices + usual))
+        rows.append((option.form, option.summary + choices + usual))
     return rows
 
 
 # Options that several commands share: one table of names, so that an option means the
 # same wherever it is taken.
 
-YES = Option(("-y", "--yes"), "", "do not ask: yes to what would be asked", False)
-DRY_RUN = Option(("--dry-run",), "", "say what would happen, change nothing", False)
-CUTTING = Option(
-    ("--chunker",), "NAME", "how to cut", "auto", choices=("auto", *CHUNKERS)
-)
-NUMBER = Option(("-k",), "N", "passages at most", HITS, least=1)
+YES = Option("-y, --yes", "do not ask: yes to what would be asked")
+DRY_RUN = Option("--dry-run", "say what would happen, change nothing")
+CUTTING = Option("--chunker NAME", "how to cut", "auto", choices=("auto", *CHUNKERS))
+NUMBER = Option("-k N", "passages at most", HITS, least=1)
 WITHIN = Option(
-    ("-s", "--source"), "SOURCE", "only this source, folder or glob", repeated=True
+    "-s, --source SOURCE", "only this source, folder or glob", repeated=True
 )
-ADDING = Option(
-    ("--add",), "SOURCE", "add this first; may be repeated", repeated=True
-)
+ADDING = Option("--add SOURCE", "add this first; may be repeated", repeated=True)
 RULES = (
-    Option(("--allow",), "RULE", "allow TOOL(pattern) this time", repeated=True),
-    Option(("--deny",), "RULE", "deny TOOL(pattern) this time", repeated=True),
+    Option("--allow RULE", "allow TOOL(pattern) this time", repeated=True),
+    Option("--deny RULE", "deny TOOL(pattern) this time", repeated=True),
 )
 ANSWERING = (
-    Option(("--no-model",), "", "answer by extract", False),
-    Option(("--max-steps",), "N", "tool steps at most; 0 = retrieve, answer", least=0),
+    Option("--no-model", "answer by extract"),
+    Option("--max-steps N", "tool steps at most; 0 = retrieve, answer", least=0),
 )
 LISTENING = (
-    Option(("--port",), "N", "where to listen; 0 = a free one", WEB_PORT, least=0),
-    Option(("--bind",), "ADDRESS", "let others in, by a token", "127.0.0.1"),
+    Option("--port N", "where to listen; 0 = a free one", WEB_PORT, least=0),
+    Option("--bind ADDRESS", "let others in, by a token", "127.0.0.1"),
 )
 SHARED = (
-    Option(("--home",), "DIR", "the folder that holds knowledge.json"),
-    Option(("--json",), "", "one JSON object on standard output", False),
-    Option(("-h", "--help"), "", "show this help", False),
-    Option(("-V", "--version"), "", "show the version", False),
+    Option("--home DIR", "the folder that holds knowledge.json"),
+    Option("--json", "one JSON object on standard output"),
+    Option("-h, --help", "show this help"),
+    Option("-V, --version", "show the version"),
 )
 
 
@@ -15922,7 +15926,7 @@ REMEMBERING = {
     "memory": Command(
         memory_command, "[list|add|search|remove|undo] [WORDS...]",
         "what is remembered beyond a conversation",
-        (Option(("--type",), "TYPE", "of what is added", "fact", choices=FACT_TYPES),),
+        (Option("--type TYPE", "of what is added", "fact", choices=FACT_TYPES),),
         "memory add --type preference 'answers in Chinese'",
     ),
 }
@@ -16623,8 +16627,8 @@ TALKING = {
     "chat": Command(
         chat_command, "", "the interactive prompt",
         (NUMBER, WITHIN, YES, *RULES, *ANSWERING,
-         Option(("-c", "--continue"), "", "go on with the last conversation", False),
-         Option(("-r", "--resume"), "ID", "go on with one of /sessions")),
+         Option("-c, --continue", "go on with the last conversation"),
+         Option("-r, --resume ID", "go on with one of /sessions")),
     ),
     **REMEMBERING,
 }
@@ -18845,12 +18849,12 @@ COMMANDS = {
         sync_command, "[SOURCE...]",
         "read changed sources again, drop vanished ones",
         (YES, DRY_RUN, *RULES,
-         Option(("--recut",), "", "cut again after a change of chunker", False)),
+         Option("--recut", "cut again after a change of chunker")),
         "sync --dry-run",
     ),
     "embed": Command(
         embed_command, "", "vectors for passages that have none (EMBEDDING_BASE_URL)",
-        (YES, *RULES, Option(("--again",), "", "make all of them anew", False)),
+        (YES, *RULES, Option("--again", "make all of them anew")),
     ),
     "list": Command(list_command, "", "the documents"),
     "show": Command(show_command, "SOURCE", "a document with its lines numbered"),
@@ -18861,8 +18865,8 @@ COMMANDS = {
     "search": Command(
         search_command, "QUERY...", "passages, best first, without an answer",
         (NUMBER, WITHIN, YES, *RULES,
-         Option(("--kind",), "KIND", "only markdown, html, code ...", repeated=True),
-         Option(("--explain",), "", "what each term gave to each score", False)),
+         Option("--kind KIND", "only markdown, html, code ...", repeated=True),
+         Option("--explain", "what each term gave to each score")),
         "search -k 8 -s docs 'history limit'",
     ),
     "ask": Command(
@@ -18883,15 +18887,15 @@ COMMANDS = {
     "eval": Command(
         eval_command, "FILE...", "golden cases, or the folders of judged sets",
         (NUMBER, YES, *RULES, ADDING,
-         Option(("--filter",), "WORD", "only cases with it in id, type or question",
+         Option("--filter WORD", "only cases with it in id, type or question",
                 repeated=True),
-         Option(("--questions",), "N", "so many of each judged set at most", least=1),
-         Option(("--pace",), "N", "questions a minute at most", least=1),
-         Option(("--baseline",), "FILE", "an earlier --json: fail where it was better"),
-         Option(("--record",), "FILE", "keep what the model says"),
-         Option(("--replay",), "FILE", "answer with what was kept, without a model"),
-         Option(("--base-url",), "URL", "ask a web face that runs: as serve prints it"),
-         Option(("--html",), "FILE", "write a page with tables and plots")),
+         Option("--questions N", "so many of each judged set at most", least=1),
+         Option("--pace N", "questions a minute at most", least=1),
+         Option("--baseline FILE", "an earlier --json: fail where it was better"),
+         Option("--record FILE", "keep what the model says"),
+         Option("--replay FILE", "answer with what was kept, without a model"),
+         Option("--base-url URL", "ask a web face that runs: as serve prints it"),
+         Option("--html FILE", "write a page with tables and plots")),
         "eval notes/golden.json --add notes --yes",
     ),
 }
@@ -18908,17 +18912,17 @@ def run_words(words, console, given):
     def _run():
         if set(words) in ({"settings", "--help"}, {"settings", "-h"}):
             return show_settings(given["environ"], console)
-        options = parse(words, COMMANDS, SHARED, given)
+        options = parse(words, COMMANDS, given)
         if options.version:
             console.say(f"lightrag {__version__}")
             return 0
         if options.help:
             program = os.path.basename(sys.argv[0])
-            console.say(help_text(program, COMMANDS, SHARED, options.command))
+            console.say(help_text(program, COMMANDS, options.command))
             return 0
         if not options.command:     # a question is piped in, or somebody is there
             meant = "chat" if console.stdin.isatty() else "ask"
-            options = parse([*words, meant], COMMANDS, SHARED, given)
+            options = parse([*words, meant], COMMANDS, given)
         return COMMANDS[options.command].run(options, console)
 
     return guard(_run, console, given["debug"], "--json" in words)

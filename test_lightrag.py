@@ -9756,21 +9756,16 @@ class Test67Consent(unittest.TestCase):
 
 COMMANDS = {
     "add": lr.Command(None, "SOURCE...", "put", (
-        lr.Option(("-y", "--yes"), "", "no question", False),
-        lr.Option(("-k",), "N", "how many", 4, least=1),
-        lr.Option(("-s", "--source"), "SOURCE", "where", repeated=True),
-        lr.Option(("--max-steps",), "N", "steps", 6, least=0),
-        lr.Option(("--chunker",), "NAME", "cut", "auto", choices=("auto", "code")),
+        lr.Option("-y, --yes", "no question"),
+        lr.Option("-k N", "how many", 4, least=1),
+        lr.Option("-s, --source SOURCE", "where", repeated=True),
+        lr.Option("--max-steps N", "steps", 6, least=0),
+        lr.Option("--chunker NAME", "cut", "auto", choices=("auto", "code")),
     ), "add x"),
     "sync": lr.Command(None, "[SOURCE...]", "again"),
     "show": lr.Command(None, "SOURCE", "one"),
     "list": lr.Command(None, "", "all"),
 }
-SHARED = (
-    lr.Option(("--home",), "DIR", "where"),
-    lr.Option(("--json",), "", "", False),
-    lr.Option(("-h", "--help"), "", "", False),
-)
 
 
 class Test69Arguments(unittest.TestCase):
@@ -9779,7 +9774,7 @@ class Test69Arguments(unittest.TestCase):
     def parse(self, line, **given):
         """Parse a line of words, split at blanks."""
         words = [line] if line.endswith("?") else line.split()
-        return lr.parse(words, COMMANDS, SHARED, given)
+        return lr.parse(words, COMMANDS, given)
 
     def test_options_may_stand_anywhere(self):
         lines = ("--json --home h add a b -y", "add --json a --home=h -y b",
@@ -9836,10 +9831,10 @@ class Test69Arguments(unittest.TestCase):
             self.assertIn(sentence, str(caught.exception))
 
     def test_help_names_everything(self):
-        whole = lr.help_text("lr", COMMANDS, SHARED)
+        whole = lr.help_text("lr", COMMANDS)
         for word in (*COMMANDS, "--home DIR", "--json", "-h, --help", "lr COMMAND"):
             self.assertIn(word, whole)
-        one = lr.help_text("lr", COMMANDS, SHARED, "add")
+        one = lr.help_text("lr", COMMANDS, "add")
         for word in ("lr add SOURCE...", "-y, --yes", "-k N", "(default 4)", "auto, code",
                      "--home DIR", "lr add x"):
             self.assertIn(word, one)
@@ -12007,7 +12002,7 @@ class WebCase(Folder):
         settings = lr.Settings(base_url, model="tiny" if play else "", **limits)
         network = lr.read_network({})._replace(transport="urllib")
         model = lr.Model(settings, network, lr.HttpLimits(2, 20, 30, 1 << 22)) if play else None
-        options = lr.parse(["serve"], lr.COMMANDS, lr.SHARED, {
+        options = lr.parse(["serve"], lr.COMMANDS, {
             "cwd": self.root, "environ": self.environ, "home": self.home,
             "debug": True, "session_rules": [], "failed": {},
         })
@@ -12951,7 +12946,7 @@ class Test95Mcp(unittest.TestCase):
 
     def session(self, write, words=()):
         """A session in this process; write(message) is called with each answer."""
-        options = lr.parse(["mcp", *words], lr.COMMANDS, lr.SHARED, {
+        options = lr.parse(["mcp", *words], lr.COMMANDS, {
             "cwd": self.project.root, "environ": self.project.environ, "home": None,
             "debug": True, "session_rules": [], "failed": {}})
         service = lr.Service(options, console_over("utf-8")[0], lr.Settings(), None)
