@@ -18201,16 +18201,16 @@ class Visit:
         server, handler = self.server, self.handler
         check_sender(handler.headers, server.bind, server.machine)
         method = "GET" if handler.command == "HEAD" else handler.command
-        endpoint = ENDPOINTS.get((method, self.path))
-        if not endpoint or not endpoint.open or not is_loopback(server.bind):
+        name = f"{method} {self.path}"
+        if name not in OPEN_ENDPOINTS or not is_loopback(server.bind):
             check_token(handler.headers, self.query, server.token)
-        if not endpoint:
-            known = [path for _, path in ENDPOINTS]
-            status = 405 if self.path in known else 404
+        if name not in ENDPOINTS:
+            paths = {endpoint.split()[1] for endpoint in ENDPOINTS}
+            status = 405 if self.path in paths else 404
             raise RefusedError(status, "path", "there is no such endpoint")
         body = self._body() if method == "POST" else {}
         server.reading.pop(handler.connection, None)
-        endpoint.run(self, body)
+        ENDPOINTS[name](self, body)
 
     def _body(self):
         length = body_length(self.handler.headers, BODY_BYTES_MAX)
@@ -18327,9 +18327,9 @@ class Visit:
         box.put(body.get("answer"))
         self.send_json({"ok": True})
 
-    def change(self, body, what):
+    def change(self, body):
         """Add, sync or remove sources as a stream: permission, progress, done."""
-        sources = body.get("sources", [])
+        sources, what = body.get("sources", []), self.path.rpartition("/")[2]
         texts = isinstance(sources, list) and all(isinstance(s, str) for s in sources)
         if not texts:
             raise UsageError('"sources" is to be a list of texts')
@@ -18394,27 +18394,20 @@ def text_of(body, name):
     return text.strip()
 
 
-@named_tuple
-class Endpoint:
-    """What is served under one path."""
-
-    run: object             # (Exchange, body) -> anything
-    open: bool = False      # without the token, on loopback
-
-
-ENDPOINTS = {
-    ("GET", "/"): Endpoint(Visit.page, True),
-    ("GET", "/health"): Endpoint(Visit.health, True),
-    ("GET", "/api/documents"): Endpoint(Visit.documents),
-    ("GET", "/api/conversation"): Endpoint(Visit.history),
-    ("POST", "/api/ask"): Endpoint(Visit.ask),
-    ("POST", "/api/permission"): Endpoint(Visit.permission),
-    ("POST", "/api/add"): Endpoint(partial(Visit.change, what="add")),
-    ("POST", "/api/sync"): Endpoint(partial(Visit.change, what="sync")),
-    ("POST", "/api/remove"): Endpoint(partial(Visit.change, what="remove")),
-    ("GET", "/v1/models"): Endpoint(Visit.models),
-    ("POST", "/v1/chat/completions"): Endpoint(Visit.complete),
+ENDPOINTS = {       # method and path -> (Visit, body) -> anything
+    "GET /": Visit.page,
+    "GET /health": Visit.health,
+    "GET /api/documents": Visit.documents,
+    "GET /api/conversation": Visit.history,
+    "POST /api/ask": Visit.ask,
+    "POST /api/permission": Visit.permission,
+    "POST /api/add": Visit.change,
+    "POST /api/sync": Visit.change,
+    "POST /api/remove": Visit.change,
+    "GET /v1/models": Visit.models,
+    "POST /v1/chat/completions": Visit.complete,
 }
+OPEN_ENDPOINTS = ("GET /", "GET /health")       # without the token, on loopback
 
 
 # =============================================================================
