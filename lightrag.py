@@ -6253,17 +6253,17 @@ PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>{title}</title>
+<title>Evaluation</title>
 <style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto;
- padding: 0 1em }}
-table {{ border-collapse: collapse; margin: 1em 0 }}
-th, td {{ text-align: left; padding: .2em .8em; border-bottom: 1px solid #8886 }}
-td.n {{ text-align: right; font-variant-numeric: tabular-nums }}
-.bad {{ color: #c33 }} svg {{ max-width: 100%; height: auto }}
-svg text {{ font: 12px system-ui, sans-serif; fill: currentColor }}
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto;
+ padding: 0 1em }
+table { border-collapse: collapse; margin: 1em 0 }
+th, td { text-align: left; padding: .2em .8em; border-bottom: 1px solid #8886 }
+td.n { text-align: right; font-variant-numeric: tabular-nums }
+.bad { color: #c33 } svg { max-width: 100%; height: auto }
+svg text { font: 12px system-ui, sans-serif; fill: currentColor }
 </style></head><body>
-<h1>{title}</h1>
+<h1>Evaluation</h1>
 {body}
 </body></html>
 """
@@ -6271,7 +6271,7 @@ COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#7
 ROW_PX, BAR_PX, LABEL_PX, WIDTH_PX = 14, 11, 190, 760
 
 
-def report_page(title, cases, metrics):
+def report_page(cases, metrics):
     """Return an evaluation as one HTML page.
 
     cases    rows of {"id", "passed", "reason"}
@@ -6287,7 +6287,7 @@ def report_page(title, cases, metrics):
     for names, part in by_names.items():
         parts.append(_metric_table(names, part))
         parts += [bar_plot(name, part) for name in names]
-    return PAGE.format(title=escaped(title), body="\n".join(parts))
+    return PAGE.replace("{body}", "\n".join(parts))
 
 
 def escaped(text):
@@ -13999,8 +13999,7 @@ def run_cases(cases, ask, pause=None, progress=None):
 
 def write_report(path, cases, metrics):
     """Write an evaluation as one page."""
-    page = report_page("Evaluation", cases, metrics)
-    write_atomic(path, [page.encode("utf-8")])
+    write_atomic(path, [report_page(cases, metrics).encode("utf-8")])
 
 
 def write_recording(path, recording):
@@ -17907,8 +17906,8 @@ class Service:
         return Ingest(knowledge, None).remove(scopes)
 
 
-def open_shared_model(options, console):
-    """Return (Settings, Model or None) of a command that serves others."""
+def open_service(options, console):
+    """Return the Service of a command line, which serves others."""
     console.yes_flag = ""       # which is no option of such a command
     settings, knowledge = settings_of(options), open_knowledge(options, console)
     consent = open_consent(options, console, knowledge)
@@ -17917,12 +17916,7 @@ def open_shared_model(options, console):
                "" if knowledge.sources else astray(knowledge.home)]
     for reason in filter(None, reasons):
         console.warn(reason)
-    return settings, model
-
-
-def open_service(options, console):
-    """Return the Service of a command line."""
-    return Service(options, console, *open_shared_model(options, console))
+    return Service(options, console, settings, model)
 
 
 # =============================================================================
@@ -18798,15 +18792,11 @@ def _discover(params):
             "capabilities": {"tools": {}}, "instructions": MCP_HINT}
 
 
-def _list_tools(params):
-    return {"tools": [tool_json(tool) for tool in MCP_TOOLS.values()]}
-
-
 MCP_METHODS = {
     "initialize": _initialize,
     "server/discover": _discover,
     "ping": lambda params: {},
-    "tools/list": _list_tools,
+    "tools/list": lambda params: {"tools": [*map(tool_json, MCP_TOOLS.values())]},
 }
 MCP_CACHED = ("server/discover", "tools/list")     # may be, by revisions from 2026
 

@@ -3915,7 +3915,7 @@ class Test28Plots(unittest.TestCase):
 
     def test_the_page_is_whole_and_asks_for_nothing(self):
         import html.parser
-        page = lr.report_page("Evaluation & more", [
+        page = lr.report_page([
             {"id": "<script>", "passed": False, "reason": "a \x1b[2J b"}], {
                 "zh <1>": {"words": {"R4": 0.5, "nDCG10": 1.0},
                            "hybrid": {"R4": 0.75, "nDCG10": 0.0}},
@@ -3945,7 +3945,7 @@ class Test28Plots(unittest.TestCase):
         self.assertEqual(bars, [0.5 * full, 0.75 * full, full, 0.0, round(0.96 * full, 1)])
 
     def test_an_empty_evaluation_is_a_page(self):
-        self.assertIn("</html>", lr.report_page("Nothing", [], {}))
+        self.assertIn("</html>", lr.report_page([], {}))
 
 
 # 29. Vectors
