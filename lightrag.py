@@ -314,6 +314,7 @@ STYLE_PARENTS_MAX = 10      # styles may be based on each other in a ring
 EXCERPTS_MAX = 3            # one to three sentences answer; more is reading
 EXCERPT_CHARS_MAX = 400     # a lead-in takes its list along up to this
 ANSWER_COVERAGE_MIN = 0.19  # of the question's weight; see notes/answers.md
+OTHER_SCRIPT_COVERAGE = 0.12    # more where only one of the two is traditional Chinese
 CHANCE_COVERAGE = 0.0125    # more for each e-fold of chunks: they hold words by chance
 IDF_PRIOR = 4.0             # added to each idf: in a base of few chunks it means little
 DOUBT_WORDS = 1.5           # more words that nobody found: few words prove less
@@ -400,7 +401,7 @@ LINE_BYTES_MAX = 4000       # a person breaks lines of code and data before
 KNOWLEDGE_FORMAT = "lightrag/knowledge"
 KNOWLEDGE_VERSION = 1
 MAP_MAGIC = b"LRAGMAP1"
-INDEX_METHOD = 14829211318918935573     # of tokeniser and weights; a test tells it
+INDEX_METHOD = 7641132220069066672  # of tokeniser and weights; a test tells it
 READ_TRIES = 3              # others may replace the file while it is read
 HITS = 4                    # passages a question gets when nobody says otherwise
 
@@ -576,6 +577,76 @@ what which who whom whose when where why how that this these those it its there 
 they them he she his her him you your i my me we our us if so than then
 tell explain describe give please purpose used many much name named called according
 asap pls plz fyi btw defined declared implemented
+"""
+# Signs of traditional Chinese, each with the simplified one that is written for it: all
+# that Big5 counts among the common ones and GB 2312 writes otherwise.  Source: Unihan.
+SIMPLER_SIGNS = """
+丟丢 並并 乾干 亂乱 亙亘 亞亚 佇伫 佈布 佔占 併并 來来 侖仑 侶侣 侷局 係系 俠侠 俱具 倀伥 倆俩 倉仓 個个 們们 倖幸 倣仿 倫伦 偉伟 側侧 偵侦 偽伪
+傑杰 傖伧 傘伞 備备 傢家 傭佣 傯偬 傳传 債债 傷伤 傾倾 僅仅 僇戮 僑侨 僕仆 僥侥 僱雇 價价 儀仪 儂侬 億亿 儈侩 儉俭 儐傧 儔俦 儕侪 儘尽 償偿 優优
+儲储 儷俪 儻傥 儼俨 兇凶 兌兑 兒儿 兗兖 內内 兩两 冊册 冪幂 凍冻 凜凛 凱凯 別别 刪删 則则 剋克 剎刹 剛刚 剝剥 剴剀 創创 剷铲 劃划 劇剧 劉刘 劊刽
+劍剑 劑剂 勁劲 動动 勗勖 務务 勛勋 勝胜 勞劳 勢势 勳勋 勵励 勸劝 勻匀 匯汇 匱匮 區区 協协 卹恤 卻却 厭厌 厲厉 參参 叢丛 吒咤 吳吴 吶呐 呂吕 員员
+唸念 問问 啞哑 啟启 喚唤 喪丧 喫吃 喬乔 單单 喲哟 嗆呛 嗇啬 嗎吗 嗚呜 嗶哔 嘆叹 嘍喽 嘔呕 嘖啧 嘗尝 嘩哗 嘮唠 嘯啸 嘰叽 噓嘘 噥哝 噯嗳 噴喷 噸吨
+噹当 嚀咛 嚇吓 嚐尝 嚕噜 嚥咽 嚨咙 嚮向 嚴严 嚶嘤 囀啭 囁嗫 囂嚣 囈呓 囑嘱 囪囱 國国 圍围 園园 圓圆 圖图 團团 執执 堅坚 堊垩 堝埚 堯尧 報报 場场
+塊块 塋茔 塒埘 塗涂 塚冢 塢坞 塵尘 塹堑 墊垫 墜坠 墮堕 墳坟 墾垦 壇坛 壎埙 壓压 壘垒 壙圹 壞坏 壟垄 壢坜 壩坝 壯壮 壺壶 壽寿 夠够 夢梦 夥伙 夾夹
+奐奂 奧奥 奩奁 奪夺 奮奋 妝妆 姊姐 姍姗 姦奸 姪侄 娛娱 婁娄 婦妇 媧娲 媼媪 媽妈 嫗妪 嫵妩 嫻娴 嬈娆 嬋婵 嬌娇 嬝袅 嬤嬷 嬪嫔 嬰婴 嬸婶 孃娘 孫孙
+學学 孿孪 宮宫 寢寝 實实 寧宁 審审 寫写 寬宽 寵宠 寶宝 將将 專专 尋寻 對对 導导 尷尴 屆届 屍尸 屜屉 屢屡 層层 屨屦 屬属 岡冈 峴岘 島岛 峽峡 崑昆
+崗岗 崙仑 崢峥 嵐岚 嶄崭 嶇岖 嶸嵘 嶺岭 嶼屿 巒峦 巔巅 巖岩 帥帅 師师 帳帐 帶带 幀帧 幃帏 幗帼 幟帜 幣币 幫帮 幹干 幾几 庫库 廁厕 廂厢 廄厩 廈厦
+廚厨 廝厮 廟庙 廠厂 廢废 廣广 廬庐 廳厅 弒弑 弔吊 張张 強强 彆别 彈弹 彌弥 彎弯 彙汇 彥彦 彿佛 後后 徑径 從从 徠徕 復复 徬彷 徵征 徹彻 恆恒 恥耻
+悅悦 悵怅 悶闷 悽凄 惡恶 惱恼 惻恻 愛爱 愜惬 愴怆 愷恺 愾忾 慄栗 慇殷 態态 慍愠 慘惨 慚惭 慟恸 慣惯 慫怂 慮虑 慶庆 慼戚 慾欲 憂忧 憊惫 憐怜 憑凭
+憚惮 憤愤 憫悯 憮怃 憲宪 憶忆 懇恳 應应 懍懔 懣懑 懲惩 懶懒 懷怀 懸悬 懺忏 懼惧 懾慑 戀恋 戰战 戲戏 戶户 拋抛 挾挟 捨舍 捫扪 捲卷 掃扫 掄抡 掙挣
+掛挂 採采 揀拣 揚扬 換换 揮挥 搆构 損损 搖摇 搗捣 搶抢 搾榨 摑掴 摟搂 摯挚 摺折 摻掺 撈捞 撐撑 撓挠 撚捻 撢掸 撥拨 撫抚 撲扑 撳揿 撻挞 撾挝 撿捡
+擁拥 擄掳 擇择 擊击 擋挡 擔担 據据 擠挤 擬拟 擰拧 擱搁 擲掷 擴扩 擷撷 擺摆 擻擞 擾扰 攆撵 攏拢 攔拦 攙搀 攜携 攝摄 攣挛 攤摊 攪搅 攬揽 敗败 敘叙
+敵敌 數数 斂敛 斃毙 斕斓 斬斩 斷断 於于 昇升 時时 晉晋 晝昼 暈晕 暉晖 暢畅 暫暂 暱昵 曄晔 曆历 曇昙 曉晓 曖暧 曠旷 曬晒 書书 會会 朧胧 東东 柵栅
+桿杆 梔栀 條条 梟枭 棄弃 棗枣 棟栋 棧栈 棲栖 楊杨 楓枫 楨桢 業业 極极 榮荣 構构 槍枪 槓杠 槨椁 槳桨 樁桩 樂乐 樅枞 樑梁 樓楼 標标 樞枢 樣样 樸朴
+樹树 樺桦 橈桡 橋桥 機机 橢椭 橫横 檔档 檜桧 檢检 檣樯 檯台 檳槟 檸柠 檻槛 櫃柜 櫓橹 櫚榈 櫛栉 櫝椟 櫥橱 櫬榇 櫺棂 櫻樱 欄栏 權权 欖榄 欽钦 歎叹
+歐欧 歟欤 歡欢 歲岁 歷历 歸归 歿殁 殘残 殤殇 殮殓 殯殡 殲歼 殺杀 殼壳 毀毁 毆殴 毬球 氈毡 氣气 氫氢 氬氩 氳氲 氾泛 汎泛 汙污 決决 沍冱 沒没 沖冲
+況况 洩泄 洶汹 浹浃 涇泾 涼凉 淒凄 淚泪 淨净 淪沦 淵渊 淺浅 渙涣 減减 渦涡 測测 渾浑 湊凑 湧涌 湯汤 準准 溝沟 溫温 溼湿 滄沧 滅灭 滌涤 滬沪 滯滞
+滲渗 滷卤 滾滚 滿满 漁渔 漢汉 漣涟 漬渍 漲涨 漸渐 漿浆 潑泼 潔洁 潛潜 潤润 潯浔 潰溃 澀涩 澆浇 澗涧 澠渑 澤泽 澱淀 濁浊 濃浓 濕湿 濘泞 濟济 濤涛
+濫滥 濬浚 濰潍 濱滨 濺溅 濾滤 瀆渎 瀉泻 瀋沈 瀏浏 瀕濒 瀘泸 瀝沥 瀟潇 瀨濑 瀰弥 瀲潋 瀾澜 灑洒 灘滩 灣湾 灤滦 災灾 為为 烏乌 無无 煉炼 煙烟 煥焕
+煩烦 煬炀 熒荧 熱热 熾炽 燄焰 燈灯 燉炖 燐磷 燒烧 燙烫 燜焖 營营 燦灿 燬毁 燭烛 燴烩 燻熏 燼烬 燾焘 爍烁 爐炉 爛烂 爭争 爺爷 爾尔 牆墙 牘牍 牽牵
+犖荦 犢犊 犧牺 狀状 狹狭 狽狈 猙狰 猶犹 獄狱 獅狮 獎奖 獨独 獰狞 獲获 獵猎 獷犷 獸兽 獺獭 獻献 玀猡 現现 琺珐 琿珲 瑣琐 瑤瑶 瑩莹 瑪玛 瑯琅 璣玑
+璦瑷 環环 璽玺 瓊琼 瓏珑 瓔璎 瓚瓒 甌瓯 甕瓮 產产 畝亩 畢毕 畫画 異异 當当 疇畴 疊叠 痙痉 痠酸 瘋疯 瘍疡 瘓痪 瘡疮 瘧疟 瘺瘘 療疗 癆痨 癒愈 癘疠
+癟瘪 癡痴 癢痒 癥症 癩癞 癬癣 癮瘾 癱瘫 癲癫 發发 皚皑 皰疱 皺皱 盃杯 盜盗 盞盏 盡尽 監监 盤盘 盧卢 盪荡 眾众 睏困 睜睁 睞睐 睪睾 瞇眯 瞞瞒 瞭了
+瞼睑 矚瞩 矯矫 砲炮 硯砚 碩硕 確确 碼码 磚砖 磧碛 磯矶 礎础 礙碍 礦矿 礪砺 礫砾 礬矾 祕秘 祿禄 禍祸 禎祯 禦御 禪禅 禮礼 禱祷 禿秃 秈籼 稅税 稈秆
+稜棱 稟禀 種种 稱称 穀谷 穌稣 積积 穎颖 穡穑 穢秽 穩稳 穫获 窩窝 窪洼 窮穷 窯窑 窺窥 竄窜 竅窍 竇窦 竊窃 競竞 筆笔 筍笋 筧笕 箇个 箋笺 箏筝 箝钳
+節节 範范 築筑 篤笃 篩筛 簍篓 簞箪 簡简 簣篑 簫箫 簷檐 簽签 簾帘 籃篮 籌筹 籐藤 籟籁 籠笼 籤签 籬篱 籮箩 籲吁 粵粤 糝糁 糞粪 糧粮 糰团 糾纠 紀纪
+紂纣 約约 紅红 紆纡 紇纥 紉纫 紋纹 納纳 紐纽 純纯 紕纰 紗纱 紙纸 級级 紛纷 紜纭 紡纺 紮扎 細细 紱绂 紲绁 紳绅 紹绍 紼绋 絀绌 終终 絃弦 組组 絆绊
+結结 絕绝 絛绦 絞绞 絡络 絢绚 給给 絨绒 統统 絲丝 絳绛 絹绢 綁绑 綏绥 綑捆 經经 綜综 綞缍 綠绿 綢绸 綬绶 維维 綰绾 綱纲 網网 綴缀 綵彩 綸纶 綺绮
+綻绽 綽绰 綾绫 綿绵 緇缁 緊紧 緒绪 緘缄 緙缂 線线 緝缉 緞缎 締缔 緣缘 編编 緩缓 緬缅 緯纬 緲缈 練练 緹缇 緻致 縈萦 縉缙 縊缢 縐绉 縑缣 縛缚 縝缜
+縞缟 縣县 縫缝 縮缩 縱纵 縲缧 縴纤 縵缦 縷缕 縹缥 總总 績绩 繃绷 繅缫 繆缪 繒缯 織织 繕缮 繚缭 繞绕 繡绣 繩绳 繪绘 繫系 繭茧 繳缴 繹绎 繼继 繽缤
+續续 纏缠 纓缨 纔才 纖纤 纜缆 缽钵 罈坛 罌罂 罰罚 罵骂 罷罢 羅罗 羈羁 羋芈 羨羡 義义 羶膻 習习 翹翘 聖圣 聞闻 聯联 聰聪 聲声 聳耸 聶聂 職职 聽听
+聾聋 肅肃 脅胁 脈脉 脣唇 脫脱 脹胀 腎肾 腦脑 腫肿 腳脚 腸肠 膚肤 膠胶 膩腻 膽胆 膾脍 膿脓 臉脸 臍脐 臏膑 臘腊 臚胪 臟脏 臥卧 臨临 臺台 與与 興兴
+舉举 舊旧 艙舱 艦舰 艱艰 艷艳 芻刍 苧苎 茲兹 荊荆 莊庄 莖茎 莢荚 莧苋 華华 菸烟 萇苌 萊莱 萬万 萵莴 葉叶 著着 葦苇 葷荤 蒐搜 蒞莅 蒼苍 蓀荪 蓆席
+蓋盖 蓮莲 蔔卜 蔣蒋 蔥葱 蔭荫 蕩荡 蕪芜 蕭萧 薊蓟 薑姜 薔蔷 薦荐 薩萨 薺荠 藉借 藍蓝 藝艺 藥药 藪薮 藷薯 藹蔼 藺蔺 蘆芦 蘇苏 蘊蕴 蘋苹 蘚藓 蘭兰
+蘿萝 處处 虛虚 虜虏 號号 虧亏 蛻蜕 蜆蚬 蝕蚀 蝦虾 蝨虱 蝸蜗 螞蚂 螢萤 螻蝼 蟈蝈 蟬蝉 蟯蛲 蟲虫 蟻蚁 蠅蝇 蠍蝎 蠔蚝 蠟蜡 蠣蛎 蠱蛊 蠶蚕 蠻蛮 術术
+衛卫 衝冲 袞衮 裊袅 補补 裝装 裡里 製制 複复 褲裤 褸褛 褻亵 襖袄 襠裆 襤褴 襪袜 襯衬 襲袭 見见 規规 覓觅 視视 覦觎 親亲 覬觊 覲觐 覺觉 覽览 觀观
+觴觞 觸触 訂订 訃讣 計计 訊讯 訌讧 討讨 訐讦 訓训 訕讪 訖讫 託托 記记 訛讹 訝讶 訟讼 訣诀 訥讷 訪访 設设 許许 訴诉 訶诃 診诊 註注 証证 詁诂 詆诋
+詐诈 詔诏 評评 詛诅 詞词 詠咏 詢询 詣诣 試试 詩诗 詫诧 詬诟 詭诡 詮诠 詰诘 話话 該该 詳详 詼诙 誅诛 誇夸 誌志 認认 誑诳 誕诞 誘诱 誚诮 語语 誠诚
+誡诫 誣诬 誤误 誥诰 誦诵 誨诲 說说 誰谁 課课 誶谇 誹诽 誼谊 調调 諂谄 諄谆 談谈 諉诿 請请 諍诤 諒谅 論论 諛谀 諜谍 諦谛 諧谐 諫谏 諭谕 諮谘 諱讳
+諳谙 諶谌 諷讽 諸诸 諺谚 諼谖 諾诺 謀谋 謁谒 謂谓 謄誊 謊谎 謎谜 謐谧 謗谤 謙谦 講讲 謝谢 謠谣 謨谟 謫谪 謬谬 謹谨 譁哗 證证 譎谲 譏讥 識识 譙谯
+譚谭 譜谱 譟噪 譫谵 譯译 議议 譴谴 護护 譽誉 讀读 變变 讒谗 讓让 讖谶 讚赞 讜谠 豈岂 豎竖 豐丰 豔艳 豬猪 貍狸 貓猫 貝贝 貞贞 負负 財财 貢贡 貧贫
+貨货 販贩 貪贪 貫贯 責责 貯贮 貲赀 貳贰 貴贵 貶贬 買买 貸贷 費费 貼贴 貽贻 貿贸 賀贺 賁贲 賂赂 賃赁 賄贿 賅赅 資资 賈贾 賊贼 賑赈 賒赊 賓宾 賜赐
+賞赏 賠赔 賡赓 賢贤 賣卖 賤贱 賦赋 質质 賬账 賭赌 賴赖 賸剩 賺赚 賻赙 購购 賽赛 贅赘 贈赠 贊赞 贍赡 贏赢 贓赃 贖赎 贗赝 贛赣 趕赶 趙赵 趨趋 跡迹
+跤交 跼局 踐践 踡蜷 踴踊 蹕跸 蹟迹 蹣蹒 蹤踪 蹺跷 躉趸 躊踌 躋跻 躍跃 躑踯 躓踬 躡蹑 躪躏 軀躯 車车 軋轧 軌轨 軍军 軒轩 軔轫 軛轭 軟软 軸轴 軻轲
+軼轶 軾轼 較较 載载 輊轾 輒辄 輓挽 輔辅 輕轻 輛辆 輜辎 輝辉 輞辋 輟辍 輥辊 輦辇 輩辈 輪轮 輯辑 輳辏 輸输 輻辐 輾辗 輿舆 轂毂 轄辖 轅辕 轉转 轍辙
+轎轿 轔辚 轟轰 轡辔 辦办 辭辞 辮辫 辯辩 農农 迴回 逕迳 這这 連连 週周 進进 遊游 運运 過过 達达 違违 遙遥 遜逊 遞递 遠远 適适 遲迟 遷迁 選选 遺遗
+遼辽 邁迈 還还 邇迩 邊边 邏逻 邐逦 郵邮 鄉乡 鄒邹 鄧邓 鄭郑 鄰邻 鄴邺 酈郦 醃腌 醜丑 醞酝 醫医 醬酱 釀酿 釁衅 釅酽 釋释 釐厘 釗钊 釘钉 釙钋 針针
+釣钓 釦扣 釧钏 釩钒 釵钗 鈉钠 鈍钝 鈐钤 鈑钣 鈔钞 鈕钮 鈞钧 鈣钙 鈴铃 鈷钴 鈸钹 鈹铍 鈽钸 鈾铀 鈿钿 鉀钾 鉅钜 鉉铉 鉍铋 鉑铂 鉗钳 鉚铆 鉛铅 鉤钩
+鉸铰 鉻铬 銀银 銅铜 銑铣 銓铨 銖铢 銘铭 銜衔 銨铵 銬铐 銲焊 銳锐 銷销 銻锑 銼锉 鋁铝 鋅锌 鋇钡 鋒锋 鋤锄 鋪铺 鋰锂 鋸锯 鋼钢 錄录 錐锥 錕锟 錘锤
+錙锱 錚铮 錠锭 錢钱 錦锦 錨锚 錫锡 錮锢 錯错 錳锰 錶表 鍊炼 鍋锅 鍍镀 鍔锷 鍛锻 鍥锲 鍬锹 鍰锾 鍵键 鍾钟 鎂镁 鎊镑 鎖锁 鎗枪 鎘镉 鎚锤 鎢钨 鎬镐
+鎮镇 鎰镒 鎳镍 鏃镞 鏈链 鏍镙 鏑镝 鏗铿 鏘锵 鏜镗 鏝镘 鏟铲 鏡镜 鏢镖 鏤镂 鏨錾 鏽锈 鐃铙 鐘钟 鐫镌 鐮镰 鐲镯 鐳镭 鐵铁 鐸铎 鐺铛 鑄铸 鑑鉴 鑒鉴
+鑠铄 鑣镳 鑰钥 鑲镶 鑷镊 鑼锣 鑽钻 鑾銮 鑿凿 長长 門门 閂闩 閃闪 閉闭 開开 閎闳 閏闰 閑闲 閒闲 間间 閔闵 閘闸 閡阂 閣阁 閥阀 閨闺 閩闽 閭闾 閱阅
+閻阎 闆板 闈闱 闊阔 闋阕 闌阑 闐阗 闔阖 闕阙 闖闯 關关 闡阐 闢辟 阪坂 陘陉 陝陕 陞升 陣阵 陰阴 陳陈 陸陆 陽阳 隄堤 隊队 階阶 隕陨 際际 隨随 險险
+隱隐 隴陇 隸隶 隻只 雋隽 雖虽 雙双 雛雏 雜杂 雞鸡 離离 難难 雲云 電电 霑沾 霧雾 霽霁 靂雳 靄霭 靈灵 靜静 靦腼 靨靥 鞏巩 韁缰 韃鞑 韉鞯 韋韦 韌韧
+韓韩 韜韬 韻韵 響响 頁页 頂顶 頃顷 項项 順顺 須须 頊顼 頌颂 預预 頑顽 頒颁 頓顿 頗颇 領领 頜颌 頡颉 頤颐 頭头 頰颊 頷颔 頸颈 頹颓 頻频 顆颗 題题
+額额 顎颚 顏颜 顓颛 願愿 顛颠 類类 顥颢 顧顾 顫颤 顯显 顰颦 顱颅 風风 颯飒 颱台 颳刮 颶飓 颼飕 飄飘 飛飞 飢饥 飩饨 飪饪 飭饬 飯饭 飲饮 飴饴 飼饲
+飽饱 飾饰 餃饺 餅饼 餉饷 養养 餌饵 餒馁 餓饿 餘余 餚肴 餛馄 餞饯 餡馅 館馆 餵喂 餽馈 餾馏 餿馊 饅馒 饉馑 饑饥 饒饶 饗飨 饜餍 饞馋 馬马 馭驭 馮冯
+馱驮 馳驰 馴驯 駁驳 駐驻 駑驽 駒驹 駕驾 駙驸 駛驶 駝驼 駟驷 駢骈 駭骇 駱骆 駿骏 騁骋 騎骑 騖骛 騙骗 騫骞 騰腾 騷骚 騾骡 驀蓦 驃骠 驅驱 驍骁 驕骄
+驗验 驚惊 驛驿 驟骤 驢驴 驥骥 驪骊 骯肮 髏髅 髒脏 體体 髖髋 髮发 鬆松 鬍胡 鬚须 鬢鬓 鬥斗 鬧闹 鬨哄 鬱郁 魎魉 魘魇 魚鱼 魯鲁 魷鱿 鮑鲍 鮪鲔 鮫鲛
+鮭鲑 鮮鲜 鯀鲧 鯉鲤 鯊鲨 鯖鲭 鯛鲷 鯧鲳 鯨鲸 鯽鲫 鰍鳅 鰓鳃 鰥鳏 鰭鳍 鰱鲢 鰻鳗 鰾鳔 鱉鳖 鱔鳝 鱖鳜 鱗鳞 鱟鲎 鱷鳄 鱸鲈 鳥鸟 鳩鸠 鳳凤 鳴鸣 鳶鸢
+鴆鸩 鴉鸦 鴕鸵 鴛鸳 鴣鸪 鴦鸯 鴨鸭 鴻鸿 鴿鸽 鵑鹃 鵝鹅 鵠鹄 鵡鹉 鵪鹌 鵬鹏 鵲鹊 鶉鹑 鶯莺 鶴鹤 鷂鹞 鷓鹧 鷗鸥 鷥鸶 鷹鹰 鷺鹭 鸚鹦 鸛鹳 鸞鸾 鹵卤
+鹹咸 鹼碱 鹽盐 麗丽 麥麦 麩麸 麵面 麼么 黃黄 黌黉 點点 黨党 黴霉 黷黩 鼇鳌 鼕冬 鼴鼹 齊齐 齋斋 齒齿 齜龇 齟龃 齡龄 齣出 齦龈 齧啮 齪龊 齬龉 齲龋
+齷龌 龍龙 龐庞 龔龚 龜龟
 """
 # The same in Chinese, as patterns, longest first; 几何 (geometry) is no question.
 QUESTION_PHRASES = """
@@ -1014,6 +1085,8 @@ UNSEEN = Pattern(
     "\u200b-\u200f\u2060\ufe00-\ufe0f\ufeff]"
 )
 PIECE = Pattern(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_]+")
+SIMPLER = dict(SIMPLER_SIGNS.split())   # 電 -> 电
+NOT_SIMPLE = Pattern(f"[{''.join(SIMPLER)}]")   # finds nothing in a microsecond
 DEFINERS = [*map(zlib.crc32, (b"def ", b"func ", b"fn "))]
 CAPITAL_DEFINERS = [*map(zlib.crc32, (b"class ", b"function "))]    # also prose
 VOWEL = Pattern("[aeiouy]")
@@ -1176,7 +1249,7 @@ def word_tokens(word):
 
 
 def _readable(text):
-    """Compose letters, make full-width signs plain, drop what nobody sees."""
+    """Compose letters, make signs plain and simple, drop what nobody sees."""
     if text.isascii():
         return text
     # Most Chinese has no more to normalise than these; NFKC would take five times long.
@@ -1184,6 +1257,7 @@ def _readable(text):
         text = text.replace(sign, plain)
     if not unicodedata.is_normalized("NFKC", text):
         text = unicodedata.normalize("NFKC", text)
+    text = NOT_SIMPLE.sub(lambda match: SIMPLER[match[0]], text)
     return UNSEEN.sub("", text)
 
 
@@ -1291,6 +1365,12 @@ def _weighed(word, latin):
         return [(found[0], latin)]
     return [*((part, PART_WEIGHT * latin) for part in found[:-1]),
             (found[-1], WHOLE_WEIGHT * latin)]
+
+
+def script_of(text):
+    """Return how the Chinese of a text is written: Hant, Hans, or "" for none."""
+    signs, traditional = len(HAN.findall(text)), len(NOT_SIMPLE.findall(text))
+    return ("Hant" if traditional * 10 > signs else "Hans") if signs else ""
 
 
 def language(text):
@@ -5790,6 +5870,8 @@ def best_excerpts(question, hits, idf):
     if not candidates:
         return 0.0, []
     coverage, chosen = _choose(candidates)
+    scripts = {script_of(question), script_of(chosen[0].hit.text)} - {""}
+    coverage -= OTHER_SCRIPT_COVERAGE * (len(scripts) > 1)
     return 0.0 if _lacks_half(question, hits, idf) else coverage, chosen
 
 

@@ -291,9 +291,19 @@ class Test05Text(unittest.TestCase):
         for one, other in (("café", "CAFE"), ("café", "cafe\u0301"), ("straße", "STRASSE"),
                            ("Łódź", "lodz"), ("co\u00adop", "coop"), ("ﬁle", "file"),
                            ("can\u2019t", "can't"), ("12,000", "12000"), ("ｶﾞ", "ガ"),
-                           ("well\u2011known", "well-known"), ("user's", "users")):
+                           ("well\u2011known", "well-known"), ("user's", "users"),
+                           ("電學之父後來", "电学之父后来"), ("発電所", "発电所")):
             with self.subTest(one=one):
                 self.assertEqual(lr.tokens(one), lr.tokens(other))
+
+    def test_every_traditional_sign_has_one_that_is_simple(self):
+        rows = lr.SIMPLER_SIGNS.split()
+        self.assertEqual({len(row) for row in rows}, {2})
+        self.assertEqual(len(lr.SIMPLER), len(rows))
+        self.assertFalse(lr.SIMPLER.keys() & set(lr.SIMPLER.values()))
+        for traditional, simple in lr.SIMPLER.items():
+            traditional.encode("big5")
+            simple.encode("gb2312")
 
     def test_operators_are_no_names(self):
         self.assertEqual(lr.tokens("i++; count++ foo#bar"), ["i", "count", "foo", "bar"])
@@ -3445,6 +3455,17 @@ class Test25Answers(unittest.TestCase):
                     self.assertEqual(answer, lr.Answer(words, True, ()))
                     self.assertNotIn("[", answer.text)
 
+    def test_traditional_and_simplified_signs_are_the_same(self):
+        base = lr.Knowledge(None)
+        base.add_text("電學：由於他在電學的眾多貢獻，吉爾柏特被後人尊稱為電學之父。",
+                      source="a.txt")
+        base.add_text("长颈鹿是一种生活在非洲草原的动物。", source="b.txt")
+        for question, said in (("电学之父是谁？", "吉爾柏特"), ("電學之父是誰？", "吉爾柏特"),
+                               ("長頸鹿生活在哪裡？", "非洲"), ("长颈鹿生活在哪里？", "非洲")):
+            with self.subTest(question):
+                answer = lr.extract(question, base.search(question), base.idf)
+                self.assertIn(said, answer.text)
+
     def test_title_and_headings_count(self):
         text = "It is 15 seconds.\n\n## Retries\n\nThere are 3."
         hit = hit_of(text, title="Fetching", heading="Fetching > Timeout")
@@ -6539,6 +6560,7 @@ class Test47Store(unittest.TestCase):
     def test_the_index_of_another_tokeniser_is_never_used(self):
         text = "getUserName() stores 3.11 naïve classes' settings. 历史压缩的阈值 = 12,000"
         text += lr.STOP_WORDS       # which are passed over for neighbours
+        text += "".join(lr.SIMPLER)
         half = len(text) // 2
         chunks = [lr.Chunk(0, half, "Setting > 压缩"), lr.Chunk(half, len(text))]
         made = lr.line_digest(lr.build_segment([("A title", text, chunks)]))
