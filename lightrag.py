@@ -8658,6 +8658,15 @@ def os_reason(error):
     return _OS_REASONS.get(name) or error.strerror or str(error)
 
 
+@contextlib.contextmanager
+def refusing(kind, sentence):
+    """Turn what the system refuses inside into one error: the sentence, and why."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{sentence}: {os_reason(error)}") from None
+
+
 def sort_reason(mode):
     """Say what a file is when it is no regular file; empty when it is one."""
     sort = _SORTS.get(stat.S_IFMT(mode))
@@ -8696,12 +8705,11 @@ def stamp_of(path):
 
     Raises StorageError when that cannot be told
     """
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise StorageError(f"cannot read {path}: {os_reason(error)}") from None
+    with refusing(StorageError, f"cannot read {path}"):
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            return None
     return found.st_size, found.st_mtime_ns, found.st_ino
 
 
@@ -8710,14 +8718,13 @@ def read_stamped(path):
 
     Raises StorageError when it is there but cannot be read
     """
-    try:
-        with open_regular(path) as file:
-            found = os.fstat(file.fileno())
-            return file.read(), (found.st_size, found.st_mtime_ns, found.st_ino)
-    except FileNotFoundError:
-        return None, None
-    except OSError as error:
-        raise StorageError(f"cannot read {path}: {os_reason(error)}") from None
+    with refusing(StorageError, f"cannot read {path}"):
+        try:
+            with open_regular(path) as file:
+                stamp = stamp_of(file.fileno())
+                return file.read(), stamp
+        except FileNotFoundError:
+            return None, None
 
 
 def utc_text(at_s):
@@ -8758,7 +8765,7 @@ def write_atomic(
     Raises  StorageError; the old file is whole then, and nothing lies beside it
     """
     path = os.path.realpath(path)       # a link stays a link
-    try:
+    with refusing(StorageError, f"cannot write {path}, nothing changed"):
         temporary, handle = _create_beside(path, mode)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -8769,9 +8776,6 @@ def write_atomic(
         except BaseException:
             _unlink(temporary)
             raise
-    except OSError as error:
-        reason = os_reason(error)
-        raise StorageError(f"cannot write {path}: {reason}; nothing changed") from None
     _sync_folder(os.path.dirname(path), fsync)
 
 
@@ -8841,7 +8845,7 @@ def keep_aside(path):
 
     Raises StorageError
     """
-    try:
+    with refusing(StorageError, f"{path} is damaged and cannot be kept aside"):
         for number in counting(1):
             aside = f"{path}.damaged-{number}"
             try:
@@ -8854,10 +8858,6 @@ def keep_aside(path):
                 _unlink(aside)
                 raise
             return aside
-    except OSError as error:
-        raise StorageError(
-            f"{path} is damaged and cannot be kept aside: {os_reason(error)}"
-        ) from None
 
 
 class Lock:
@@ -8874,12 +8874,8 @@ class Lock:
         self._notice, self._sleep = notice, sleep
 
     def __enter__(self):
-        try:
+        with refusing(StorageError, f"cannot lock {self._path}"):
             self._file = open(self._path, "ab")
-        except OSError as error:
-            raise StorageError(
-                f"cannot lock {self._path}: {os_reason(error)}"
-            ) from None
         try:
             self._wait()
         except BaseException:
@@ -8930,10 +8926,8 @@ def make_folder(folder, mode=0o777):
 
     Raises StorageError
     """
-    try:
+    with refusing(StorageError, f"cannot make {folder}"):
         os.makedirs(folder, mode, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"cannot make {folder}: {os_reason(error)}") from None
 
 
 def has_entries(folder):
@@ -9956,10 +9950,8 @@ def _existing(argument, root, cwd):
 def _plan_path(plan, path, root):
     """Put a file or folder that the user named, by its real path, into the plan."""
     source = source_name(path, root)
-    try:
+    with refusing(SourceError, "cannot be read"):
         found = os.stat(path)
-    except OSError as error:
-        raise SourceError(f"cannot be read: {os_reason(error)}") from None
     folder = stat.S_ISDIR(found.st_mode)
     if ".lightrag" in source.lower().split("/"):
         plan.skipped.append((source, "the knowledge base itself"))
@@ -10089,11 +10081,8 @@ def generated_reason(head, source):
 
 def _head(path):
     """Return the first bytes of a file, or raise SourceError."""
-    try:
-        with open_regular(path) as file:
-            return file.read(HEAD_BYTES)
-    except OSError as error:
-        raise SourceError(f"cannot be read: {os_reason(error)}") from None
+    with refusing(SourceError, "cannot be read"), open_regular(path) as file:
+        return file.read(HEAD_BYTES)
 
 
 def _check_path(path):
@@ -10353,15 +10342,14 @@ class Base:
             return [documents[number] for number in numbers]
         if not numbers:
             return []
-        try:
-            with open(self.path, "rb") as file:
-                if stamp_of(file.fileno()) != self.stamp:
-                    raise StaleError
-                return [self._read_line(file, number) for number in numbers]
-        except FileNotFoundError:
-            raise StaleError from None
-        except OSError as error:
-            raise StorageError(f"cannot read {self.path}: {os_reason(error)}") from None
+        with refusing(StorageError, f"cannot read {self.path}"):
+            try:
+                with open(self.path, "rb") as file:
+                    if stamp_of(file.fileno()) != self.stamp:
+                        raise StaleError
+                    return [self._read_line(file, number) for number in numbers]
+            except FileNotFoundError:
+                raise StaleError from None
 
     def _read_line(self, file, number):
         start, size, digest = MAP_LINE.unpack_from(self.lines, number * MAP_LINE.size)
@@ -10530,7 +10518,7 @@ def write_index(base):
     base.index.flush()
     path = map_path(base.path, base.stamp)
     folder, mode = os.path.dirname(path), os.stat(base.path).st_mode & 0o777
-    try:
+    with refusing(StorageError, f"cannot write {folder}"):
         os.makedirs(folder, exist_ok=True)
         for segment in base.index.segments:
             if not segment.name:
@@ -10543,8 +10531,6 @@ def write_index(base):
         for name in set(os.listdir(folder)) - kept:
             with contextlib.suppress(OSError):      # Windows, while a reader maps it
                 os.unlink(os.path.join(folder, name))
-    except OSError as error:
-        raise StorageError(f"cannot write {folder}: {os_reason(error)}") from None
 
 
 def packed_map(base):
