@@ -80,28 +80,28 @@ terminal, clock or environment):
     61 Calls         run what a model asks for, or say why not
     62 Review        an answer against all that its conversation has shown
     63 Agent         the loop; yields events, never prints
-    64 Evaluation    run judged sets and golden cases
-    65 Replay        a model's answers, kept by case and given again
-    66 Console       printing, asking and progress under any encoding
-    67 Consent       ask once, and remember what the user wants remembered
-    68 Meaning       search by meaning and with models, as the user set it up
-    69 Arguments     the words of a command line to a command and its options
-    70 Intake        the commands that add, sync, embed and remove
-    71 Listing       the commands that list, show and search
-    72 Gate          whether a tool may do what a model wants
-    73 Attachments   what stands beside a question: @paths, standard input
-    74 Setup         the agent of a run, made of what the user set up
-    75 Telling       an answer as it comes, and the sources behind it
-    76 Asking        one question: its answer, and what --json says of it
-    77 Facts         the memory command, and what a conversation leaves behind
-    78 Sessions      saved conversations: go on, begin anew, sum up, export
-    79 Panels        what the prompt shows of models, tools, rules and sources
-    80 Talk          one conversation at the prompt
-    81 Grading       the command that evaluates
-    82 Prompt        the interactive prompt
-    83 Chat          the prompt with its commands
-    84 Admission     who may ask a server, and how often
-    85 Wire          the agent's events as the page knows them
+    64 Wire          the agent's events as the page knows them
+    65 Evaluation    run judged sets and golden cases
+    66 Replay        a model's answers, kept by case and given again
+    67 Console       printing, asking and progress under any encoding
+    68 Consent       ask once, and remember what the user wants remembered
+    69 Meaning       search by meaning and with models, as the user set it up
+    70 Arguments     the words of a command line to a command and its options
+    71 Intake        the commands that add, sync, embed and remove
+    72 Listing       the commands that list, show and search
+    73 Gate          whether a tool may do what a model wants
+    74 Attachments   what stands beside a question: @paths, standard input
+    75 Setup         the agent of a run, made of what the user set up
+    76 Telling       an answer as it comes, and the sources behind it
+    77 Asking        one question: its answer, and what --json says of it
+    78 Facts         the memory command, and what a conversation leaves behind
+    79 Sessions      saved conversations: go on, begin anew, sum up, export
+    80 Panels        what the prompt shows of models, tools, rules and sources
+    81 Talk          one conversation at the prompt
+    82 Grading       the command that evaluates
+    83 Prompt        the interactive prompt
+    84 Chat          the prompt with its commands
+    85 Admission     who may ask a server, and how often
     86 Completions   the OpenAI format, as a server speaks it
     87 Layout        the page: what stands where, and how it looks
     88 Script        what the page does
@@ -13894,7 +13894,83 @@ class Agent:
 
 
 # =============================================================================
-# 64. Evaluation -- run judged sets and golden cases
+# 64. Wire -- the agent's events as the page knows them [pure]
+#    Uses: Settings, Prose, Stream, Context, Model, Calls, Agent
+# =============================================================================
+
+# A frame holds its data on one line of JSON, so that no newline of a text can end it.
+
+
+def sse_frame(name, data):
+    r"""Return the bytes of one server-sent event; "" names none.
+
+    >>> sse_frame("delta", {"text": "a\n\nb"})
+    b'event: delta\ndata: {"text": "a\\n\\nb"}\n\n'
+    """
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json_text(data)}\n\n".encode()
+
+
+def wire_json(data):
+    """Return the bytes of data as one line of JSON."""
+    return json_text(data).encode()
+
+
+def error_json(error, code=""):
+    """Return an error as the contract gives it."""
+    return {"error": {"kind": error.kind, "code": code or error.kind,
+                      "message": str(error)}}
+
+
+def event_frames(event, mode):
+    """Return what the page is sent for one event of the agent: [(name, data)].
+
+    mode  model or extract
+    """
+    if isinstance(event, Retrieval):
+        hits = [hit._asdict() for hit in event.hits]
+        facts = [fact._asdict() for fact in event.facts]
+        return [("retrieval", {"query": event.query, "mode": mode, "hits": hits,
+                               "facts": facts})]
+    if isinstance(event, TextDelta):
+        return [("delta", {"text": event.text})]
+    if isinstance(event, Reset):
+        return [("reset", {})]
+    if isinstance(event, Notice):
+        return [("notice", {"text": event.text})]
+    if isinstance(event, Step):
+        result = clip(event.result, RESULT_CHARS_SHOWN, "the model was given the rest")
+        return [("step", {"tool": event.tool, "arguments": event.arguments,
+                          "result": result, "ok": event.ok, "seconds": event.seconds})]
+    if isinstance(event, Done):
+        return done_frames(event)
+    return []
+
+
+def done_frames(done):
+    """Return what ends an answer: its text when nothing streamed, sources, the end."""
+    frames = []
+    if done.mode == "extract":
+        frames = [("reset", {}), ("delta", {"text": done.answer})]
+    if done.error:
+        frames.append(("error", error_json(done.error)["error"]))
+    usage = done.usage._asdict() if done.usage else None
+    return [*frames, ("citations", {"citations": citation_json(done.citations)}),
+            ("done", {"answer": done.answer, "refused": done.refused,
+                      "mode": done.mode, "usage": usage})]
+
+
+def shown_history(conversation):
+    """Return what the page shows again of a conversation after a reload."""
+    turns = [{"role": m["role"], "text": m["content"]} for m in conversation.messages
+             if m["role"] in ("user", "assistant") and m["content"]]
+    sources = [{"n": s.n, "supported": True, **s.hit._asdict()}
+               for s in conversation.register.sources]
+    return {"conversation": conversation.name, "messages": turns, "sources": sources}
+
+
+# =============================================================================
+# 65. Evaluation -- run judged sets and golden cases
 #    Uses: Settings, Errors, Prose, Metrics, Golden, Plots, Files, Knowledge
 # =============================================================================
 
@@ -14109,8 +14185,8 @@ class Pace:
 
 
 # =============================================================================
-# 65. Replay -- a model's answers, kept by case and given again
-#    Uses: Errors, Golden, Protocol, Stream, Network, Http, Model, Calls, Agent
+# 66. Replay -- a model's answers, kept by case and given again
+#    Uses: Errors, Golden, Protocol, Stream, Network, Http, Model, Wire
 # =============================================================================
 
 # A recording holds what a model said for each case, in order: {case: [turn, ...]}.  It
@@ -14185,19 +14261,33 @@ class Replayer:
 
 
 def outcome_of(events):
-    """Return the Outcome of an agent's events."""
-    found, tools = (), []
-    for event in events:
-        if isinstance(event, Retrieval):
-            found = tuple(hit.source for hit in event.hits)
-        elif isinstance(event, Step) and event.ok:
-            tools.append(event.tool)
-        elif isinstance(event, Done):
-            if event.error:
-                raise event.error
-            cited = tuple(c.hit.source for c in event.citations)
-            return Outcome(event.answer, event.refused, cited, found, tuple(tools))
-    raise ModelError("the agent came to no end")
+    """Return the Outcome of an agent's events; raises as outcome_of_frames."""
+    return outcome_of_frames(
+        frame for event in events for frame in event_frames(event, "")
+    )
+
+
+def outcome_of_frames(frames):
+    """Return the Outcome of an answer, told as the page is told it: (name, data).
+
+    Raises ModelError with what went wrong, LostError when there is no end
+    """
+    found, cited, tools = (), (), []
+    for name, data in frames:
+        if name == "retrieval":
+            found = tuple(hit["source"] for hit in data["hits"])
+        elif name == "step" and data["ok"]:
+            tools.append(data["tool"])
+        elif name == "citations":
+            cited = tuple(row["source"] for row in data["citations"])
+        elif name == "error":
+            error = ModelError(data["message"])
+            error.kind = data["kind"]
+            raise error
+        elif name == "done":
+            text, refused = data["answer"], data["refused"]
+            return Outcome(text, refused, cited, found, tuple(tools))
+    raise LostError("the answer came to no end")
 
 
 class Face:
@@ -14235,32 +14325,16 @@ class Face:
                 said = read_fault(reply.read()).message
                 raise ModelError(f"{self.url}: {reply.status} {said}".rstrip())
             try:
-                return outcome_of_frames(sse_events(reply.pieces()))
+                return outcome_of_frames(
+                    (name, json.loads(data))
+                    for name, data in sse_events(reply.pieces())
+                )
             except (ValueError, KeyError, TypeError, RecursionError):
                 raise ModelError(f"{self.url} does not answer as serve does") from None
 
 
-def outcome_of_frames(frames):
-    """Return the Outcome of the (event, data) of a face's answer."""
-    text, found, cited, tools = "", (), (), []
-    for name, data in frames:
-        data = json.loads(data)
-        if name == "retrieval":
-            found = tuple(hit["source"] for hit in data["hits"])
-        elif name == "step" and data["ok"]:
-            tools.append(data["tool"])
-        elif name == "citations":
-            cited = tuple(row["source"] for row in data["citations"])
-        elif name == "error":
-            raise ModelError(data["message"])
-        elif name == "done":
-            text = data["answer"]
-            return Outcome(text, data["refused"], cited, found, tuple(tools))
-    raise LostError("the face ended without an answer")
-
-
 # =============================================================================
-# 66. Console -- printing, asking and progress under any encoding
+# 67. Console -- printing, asking and progress under any encoding
 #    Uses: Settings, Errors, Prose
 # =============================================================================
 
@@ -14565,7 +14639,7 @@ def known_error(error):
 
 
 # =============================================================================
-# 67. Consent -- ask once, and remember what the user wants remembered
+# 68. Consent -- ask once, and remember what the user wants remembered
 #    Uses: Settings, Errors, Choices, Prose, Permissions, Folders, Ingest, Model
 # =============================================================================
 
@@ -14758,7 +14832,7 @@ def open_model(settings, consent):
 
 
 # =============================================================================
-# 68. Meaning -- search by meaning and with models, as the user set it up
+# 69. Meaning -- search by meaning and with models, as the user set it up
 #    Uses: Errors, Ingest, Model, Embedder, Hybrid, Subjects, Rerank, Consent
 # =============================================================================
 
@@ -14871,7 +14945,7 @@ def make_vectors(knowledge, options, console, home=""):
 
 
 # =============================================================================
-# 69. Arguments -- the words of a command line to a command and its options [pure]
+# 70. Arguments -- the words of a command line to a command and its options [pure]
 #    Uses: Settings, Errors, Prose, Chunks
 # =============================================================================
 
@@ -15086,7 +15160,7 @@ SHARED = (
 
 
 # =============================================================================
-# 70. Intake -- the commands that add, sync, embed and remove
+# 71. Intake -- the commands that add, sync, embed and remove
 #    Uses: Errors, Prose, Folders, Sources, Knowledge, Ingest, Consent, Meaning
 # =============================================================================
 
@@ -15355,7 +15429,7 @@ def report_json(report):
 
 
 # =============================================================================
-# 71. Listing -- the commands that list, show and search
+# 72. Listing -- the commands that list, show and search
 #    Uses: Errors, Choices, Prose, Documents, Folders, Ingest, Hybrid, Arguments, Intake
 # =============================================================================
 
@@ -15540,7 +15614,7 @@ def show_explained(row, console):
 
 
 # =============================================================================
-# 72. Gate -- whether a tool may do what a model wants
+# 73. Gate -- whether a tool may do what a model wants
 #    Uses: Settings, Prose, Folders, Sources, Memory, Lookup, Calls, Intake
 # =============================================================================
 
@@ -15618,7 +15692,7 @@ def open_calls(knowledge, conversation, consent, pages, clock, progress=None):
 
 
 # =============================================================================
-# 73. Attachments -- what stands beside a question: @paths, standard input
+# 74. Attachments -- what stands beside a question: @paths, standard input
 #    Uses: Settings, Errors, Prose, Decoding, Documents, Knowledge, Reach, Lookup
 # =============================================================================
 
@@ -15673,7 +15747,7 @@ def piped_text(console, limit):
 
 
 # =============================================================================
-# 74. Setup -- the agent of a run, made of what the user set up
+# 75. Setup -- the agent of a run, made of what the user set up
 #    Uses: Conversation, Agent, Consent, Intake, Gate
 # =============================================================================
 
@@ -15722,7 +15796,7 @@ class Setup:
 
 
 # =============================================================================
-# 75. Telling -- an answer as it comes, and the sources behind it
+# 76. Telling -- an answer as it comes, and the sources behind it
 #    Uses: Settings, Prose, Answers, Stream, Deltas, Model, Calls, Agent, Gate
 # =============================================================================
 
@@ -15848,7 +15922,7 @@ def show_sources(citations, question, console):
 
 
 # =============================================================================
-# 76. Asking -- one question: its answer, and what --json says of it
+# 77. Asking -- one question: its answer, and what --json says of it
 #    Uses: Settings, Errors, Context, Intake, Attachments, Setup, Telling
 # =============================================================================
 
@@ -15940,7 +16014,7 @@ def piped_question(options, console):
 
 
 # =============================================================================
-# 77. Facts -- the memory command, and what a conversation leaves behind
+# 78. Facts -- the memory command, and what a conversation leaves behind
 #    Uses: Settings, Errors, Prose, Memory, Consent, Arguments, Intake
 # =============================================================================
 
@@ -16030,7 +16104,7 @@ def keep_facts(setup, _=""):
 
 
 # =============================================================================
-# 78. Sessions -- saved conversations: go on, begin anew, sum up, export
+# 79. Sessions -- saved conversations: go on, begin anew, sum up, export
 #    Uses: Settings, Errors, Prose, Answers, Context, Files, Conversation
 # =============================================================================
 
@@ -16125,7 +16199,7 @@ def as_markdown(conversation):
 
 
 # =============================================================================
-# 79. Panels -- what the prompt shows of models, tools, rules and sources
+# 80. Panels -- what the prompt shows of models, tools, rules and sources
 #    Uses: Settings, Errors, Prose, Answers, Addresses, Tools, Consent, Intake, Listing
 # =============================================================================
 
@@ -16205,7 +16279,7 @@ def open_source(setup, text):
 
 
 # =============================================================================
-# 80. Talk -- one conversation at the prompt
+# 81. Talk -- one conversation at the prompt
 #    Uses: Answers, Attachments, Setup, Asking, Sessions, Panels
 # =============================================================================
 
@@ -16242,7 +16316,7 @@ class Talk:
             self.console.note("No answer with sources yet.")
 
 # =============================================================================
-# 81. Grading -- the command that evaluates
+# 82. Grading -- the command that evaluates
 #    Uses: Errors, Prose, Golden, Evaluation, Replay, Meaning, Intake, Setup, Asking
 # =============================================================================
 
@@ -16382,7 +16456,7 @@ def show_evaluation(result, console):
 
 
 # =============================================================================
-# 82. Prompt -- the interactive prompt
+# 83. Prompt -- the interactive prompt
 #    Uses: Settings, Errors, Prose, Decoding, Console, Arguments
 # =============================================================================
 
@@ -16598,7 +16672,7 @@ def mend(line, encoding):
 
 
 # =============================================================================
-# 83. Chat -- the prompt with its commands
+# 84. Chat -- the prompt with its commands
 #    Uses: Errors, Folders, Console, Arguments, Facts, Sessions, Panels, Talk, Prompt
 # =============================================================================
 
@@ -16702,7 +16776,7 @@ TALKING = {
 
 
 # =============================================================================
-# 84. Admission -- who may ask a server, and how often [pure]
+# 85. Admission -- who may ask a server, and how often [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -16884,82 +16958,6 @@ def spent_on(record, day):
         return 0
     count = record.get("questions")
     return count if isinstance(count, int) and count > 0 else 0
-
-
-# =============================================================================
-# 85. Wire -- the agent's events as the page knows them [pure]
-#    Uses: Settings, Prose, Stream, Context, Model, Calls, Agent
-# =============================================================================
-
-# A frame holds its data on one line of JSON, so that no newline of a text can end it.
-
-
-def sse_frame(name, data):
-    r"""Return the bytes of one server-sent event; "" names none.
-
-    >>> sse_frame("delta", {"text": "a\n\nb"})
-    b'event: delta\ndata: {"text": "a\\n\\nb"}\n\n'
-    """
-    head = f"event: {name}\n" if name else ""
-    return f"{head}data: {json_text(data)}\n\n".encode()
-
-
-def wire_json(data):
-    """Return the bytes of data as one line of JSON."""
-    return json_text(data).encode()
-
-
-def error_json(error, code=""):
-    """Return an error as the contract gives it."""
-    return {"error": {"kind": error.kind, "code": code or error.kind,
-                      "message": str(error)}}
-
-
-def event_frames(event, mode):
-    """Return what the page is sent for one event of the agent: [(name, data)].
-
-    mode  model or extract
-    """
-    if isinstance(event, Retrieval):
-        hits = [hit._asdict() for hit in event.hits]
-        facts = [fact._asdict() for fact in event.facts]
-        return [("retrieval", {"query": event.query, "mode": mode, "hits": hits,
-                               "facts": facts})]
-    if isinstance(event, TextDelta):
-        return [("delta", {"text": event.text})]
-    if isinstance(event, Reset):
-        return [("reset", {})]
-    if isinstance(event, Notice):
-        return [("notice", {"text": event.text})]
-    if isinstance(event, Step):
-        result = clip(event.result, RESULT_CHARS_SHOWN, "the model was given the rest")
-        return [("step", {"tool": event.tool, "arguments": event.arguments,
-                          "result": result, "ok": event.ok, "seconds": event.seconds})]
-    if isinstance(event, Done):
-        return done_frames(event)
-    return []
-
-
-def done_frames(done):
-    """Return what ends an answer: its text when nothing streamed, sources, the end."""
-    frames = []
-    if done.mode == "extract":
-        frames = [("reset", {}), ("delta", {"text": done.answer})]
-    if done.error:
-        frames.append(("error", error_json(done.error)["error"]))
-    usage = done.usage._asdict() if done.usage else None
-    return [*frames, ("citations", {"citations": citation_json(done.citations)}),
-            ("done", {"answer": done.answer, "refused": done.refused,
-                      "mode": done.mode, "usage": usage})]
-
-
-def shown_history(conversation):
-    """Return what the page shows again of a conversation after a reload."""
-    turns = [{"role": m["role"], "text": m["content"]} for m in conversation.messages
-             if m["role"] in ("user", "assistant") and m["content"]]
-    sources = [{"n": s.n, "supported": True, **s.hit._asdict()}
-               for s in conversation.register.sources]
-    return {"conversation": conversation.name, "messages": turns, "sources": sources}
 
 
 # =============================================================================
@@ -17989,7 +17987,7 @@ def open_service(options, console):
 
 # =============================================================================
 # 91. Web -- the page, its endpoints, and an endpoint for chat clients
-#    Uses: Settings, Errors, Prose, Files, Admission, Wire, Service
+#    Uses: Settings, Errors, Prose, Files, Wire, Admission, Service
 # =============================================================================
 
 # A thread a connection, a request a connection.  Each request passes the gates in one
@@ -18190,7 +18188,7 @@ class PageAsker(Nobody):
 
 # =============================================================================
 # 92. Endpoints -- one request: through the gates, to its answer
-#    Uses: Settings, Errors, Intake, Admission, Wire, Completions, Manners, Service, Web
+#    Uses: Settings, Errors, Wire, Intake, Admission, Completions, Manners, Service, Web
 # =============================================================================
 
 # A table says which endpoints there are, what each runs and whether it asks for the
@@ -18662,7 +18660,7 @@ def rpc_failure(name, error):
 
 # =============================================================================
 # 95. Mcp -- the same tools for other agents, over standard input and output
-#    Uses: Settings, Errors, Context, Lookup, Tools, Consent, Gate, Wire, Service, Rpc
+#    Uses: Settings, Errors, Context, Lookup, Tools, Wire, Consent, Gate, Service, Rpc
 # =============================================================================
 
 # The Model Context Protocol: a JSON object a line, each way.  Revisions up to 2025

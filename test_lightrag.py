@@ -9277,7 +9277,7 @@ class Test51Conversation(AgentCase):
 
 
 # =============================================================================
-# 64. Evaluation
+# 65. Evaluation
 
 
 def judged_folder(folder, packed=False):
@@ -9306,7 +9306,7 @@ def judged_folder(folder, packed=False):
     return folder
 
 
-class Test64Evaluation(Folder):
+class Test65Evaluation(Folder):
     """Judged sets and cases, run over what is handed in."""
 
     def test_a_set_is_read_packed_or_not(self):
@@ -9406,7 +9406,7 @@ class Test64Evaluation(Folder):
         self.assertEqual(slept, [2.0, 0.0, 3.0])
 
 
-# 66. Console
+# 67. Console
 # =============================================================================
 
 def console_over(encoding, errors="strict", stdin=b"", **environ):
@@ -9451,7 +9451,7 @@ class Terminal:
         return found.decode("utf-8")
 
 
-class Test66Console(unittest.TestCase):
+class Test67Console(unittest.TestCase):
     """Printing, asking and progress."""
 
     FOREIGN = "《Day 5 学习笔记》 ✓ 😀 ℝ café"
@@ -9663,10 +9663,10 @@ class Test04Choices(unittest.TestCase):
 
 
 # =============================================================================
-# 67. Consent
+# 68. Consent
 # =============================================================================
 
-class Test67Consent(unittest.TestCase):
+class Test68Consent(unittest.TestCase):
     """Rules first, then the user; what `a`, `p` and `d` leave behind."""
 
     def setUp(self):
@@ -9773,7 +9773,7 @@ class Test67Consent(unittest.TestCase):
 
 
 # =============================================================================
-# 69. Arguments
+# 70. Arguments
 # =============================================================================
 
 COMMANDS = {
@@ -9790,7 +9790,7 @@ COMMANDS = {
 }
 
 
-class Test69Arguments(unittest.TestCase):
+class Test70Arguments(unittest.TestCase):
     """Words of a command line to a command and its options."""
 
     def parse(self, line, **given):
@@ -9863,7 +9863,7 @@ class Test69Arguments(unittest.TestCase):
 
 
 # =============================================================================
-# 70. Intake
+# 71. Intake
 # =============================================================================
 
 PROJECT_FILES = {
@@ -9945,7 +9945,7 @@ class Project:
         return code, json.loads(out)
 
 
-class Test70Intake(unittest.TestCase):
+class Test71Intake(unittest.TestCase):
     """add, sync and remove."""
 
     def setUp(self):
@@ -10319,7 +10319,7 @@ class Test70Intake(unittest.TestCase):
         self.assertIn(f"skipped   {name} (", self.project.call("add", "notes", "-y")[1])
 
 
-class Test70IntakeInTrouble(unittest.TestCase):
+class Test71IntakeInTrouble(unittest.TestCase):
     """Adding while processes are killed, race each other, or may not write."""
 
     def setUp(self):
@@ -10459,10 +10459,10 @@ class Test70IntakeInTrouble(unittest.TestCase):
 
 
 # =============================================================================
-# 71. Listing
+# 72. Listing
 # =============================================================================
 
-class Test71Listing(unittest.TestCase):
+class Test72Listing(unittest.TestCase):
     """list, show, status, search and ask."""
 
     QUESTION = "历史压缩的触发阈值是多少？"
@@ -10705,10 +10705,10 @@ class Test71Listing(unittest.TestCase):
 
 
 # =============================================================================
-# 81. Grading
+# 82. Grading
 
 
-class Test81Grading(unittest.TestCase):
+class Test82Grading(unittest.TestCase):
     """The command eval."""
 
     def setUp(self):
@@ -10967,7 +10967,7 @@ class Test81Grading(unittest.TestCase):
                              data)
 
 
-# 82. Prompt
+# 83. Prompt
 # =============================================================================
 
 class Screen:
@@ -11068,7 +11068,7 @@ class Lines:
     say = warn = note
 
 
-class Test82Prompt(unittest.TestCase):
+class Test83Prompt(unittest.TestCase):
     """Lines, pastes and blocks; commands; the terminal."""
 
     def play(self, *typed):
@@ -11245,10 +11245,10 @@ class Test82Prompt(unittest.TestCase):
 
 
 # =============================================================================
-# 72. Gate
+# 73. Gate
 # =============================================================================
 
-class Test72Gate(unittest.TestCase):
+class Test73Gate(unittest.TestCase):
     """Which calls of a model may happen, and what is asked."""
 
     def setUp(self):
@@ -11373,7 +11373,7 @@ class Asked:
 
 
 # =============================================================================
-# 76. Asking
+# 77. Asking
 # =============================================================================
 
 class Endpoint:
@@ -11405,7 +11405,7 @@ def plain(text):
     return [answer(200, json.dumps(reply).encode())]
 
 
-class Test76Asking(unittest.TestCase):
+class Test77Asking(unittest.TestCase):
     """The real program and a scripted endpoint."""
 
     QUESTION = "这套笔记里，历史压缩相关的触发阈值是多少？"
@@ -11707,7 +11707,7 @@ CHAOS = [      # (behaviours of the server, mode of the answer, exit code)
 ]
 
 
-class Test76RealServers(unittest.TestCase):
+class Test77RealServers(unittest.TestCase):
     """Slow checks against servers that others wrote, where their addresses are given."""
 
     QUESTION = "What is the default of MAX_HISTORY_CHARS?"
@@ -11787,10 +11787,10 @@ class Test76RealServers(unittest.TestCase):
 
 
 # =============================================================================
-# 77. Facts
+# 78. Facts
 # =============================================================================
 
-class Test77Facts(unittest.TestCase):
+class Test78Facts(unittest.TestCase):
     """The memory command."""
 
     def test_memory_is_kept_searched_and_undone(self):
@@ -11832,10 +11832,10 @@ class Test77Facts(unittest.TestCase):
 
 
 # =============================================================================
-# 80. Talk
+# 81. Talk
 # =============================================================================
 
-class Test80Talk(unittest.TestCase):
+class Test81Talk(unittest.TestCase):
     """Conversations at the prompt, with a scripted endpoint."""
 
     def setUp(self):
@@ -12094,7 +12094,7 @@ class WebCase(Folder):
         return lr.load_conversation(os.path.join(self.home, "sessions"), name)
 
 
-class Test84Admission(WebCase):
+class Test85Admission(WebCase):
     """Who may ask, and how often."""
 
     def test_WEB_1_other_sites_cannot_drive_the_page(self):
