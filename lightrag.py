@@ -401,7 +401,7 @@ LINE_BYTES_MAX = 4000       # a person breaks lines of code and data before
 KNOWLEDGE_FORMAT = "lightrag/knowledge"
 KNOWLEDGE_VERSION = 1
 MAP_MAGIC = b"LRAGMAP1"
-INDEX_METHOD = 7641132220069066672  # of tokeniser and weights; a test tells it
+INDEX_METHOD = 7151945309975091965  # of tokeniser and weights; a test tells it
 READ_TRIES = 3              # others may replace the file while it is read
 HITS = 4                    # passages a question gets when nobody says otherwise
 
@@ -10220,6 +10220,16 @@ def document_of(record):
     return Document(title, source, kind, text, chunks, added_at, digest, given)
 
 
+def indexed(document):
+    """Return (title, text, chunks) to find a document by.
+
+    The title takes along the two folders around a file of the project, which name its
+    package and its subject where the file alone is __init__.py or README.md.
+    """
+    folders = [] if ":" in document.source else document.source.split("/")[-3:-1]
+    return " ".join([document.title, *folders]), document.text, document.chunks
+
+
 def parse_knowledge(data):
     """Return (roots, documents) of the bytes of a knowledge.json.
 
@@ -10415,7 +10425,7 @@ def caught_up(path, old):
     roots, documents = parse_knowledge(data)
     index, documents = Index(), unique(documents)
     for number, document in enumerate(documents):
-        index.add(number, document.title, document.text, document.chunks)
+        index.add(number, *indexed(document))
     return Base(path, stamp, roots, index, None, lambda: names_of(documents))
 
 
@@ -10443,7 +10453,7 @@ def caught_up_lines(path, stamp, data, old):
         old_number = known.pop((stop - start, digest), None)
         if old_number is None:
             document = parse_line(line)
-            fresh.append((number, document.title, document.text, document.chunks))
+            fresh.append((number, *indexed(document)))
             sources.append(document.source)
             kinds.append(document.kind)
         else:
@@ -10624,7 +10634,7 @@ def mapped(path):
 
 # =============================================================================
 # 48. Knowledge -- the documents and their index
-#    Uses: Settings, Errors, Chunks, Ranking, Documents, Files, Folders, Store
+#    Uses: Settings, Errors, Chunks, Ranking, Documents, Files, Folders, Format, Store
 # =============================================================================
 
 # Opening reads no document: a search takes the few it shows from the file, and only a
@@ -10907,7 +10917,7 @@ class Knowledge:
         number = numbers.setdefault(source, len(names))
         names[number : number + 1] = [(source, document.kind)]
         self.documents[source] = document
-        index.add(number, document.title, document.text, document.chunks)
+        index.add(number, *indexed(document))
 
     def add_root(self, source, chunker="auto"):
         """Remember a folder or glob, so that sync finds its new files."""
@@ -14650,6 +14660,7 @@ def known_error(error):
 
 MEANINGS = by_name({"once": "y yes 是", "session": "a", "project": "p", "never": "d"})
 NO_YES = "you did not say yes"
+WAY_BACK = "/permissions in chat lists the rules and takes them back"
 
 
 class Consent:
@@ -14703,7 +14714,7 @@ class Consent:
         verdicts = [self.verdict(tool, names, default) for names in calls]
         if "deny" in verdicts:
             named = one_line(calls[verdicts.index("deny")][0], NAMED_CHARS_MAX)
-            return f"a rule denies {tool}({named})"
+            return f"a rule denies {tool}({named}); {WAY_BACK}"
         if "ask" not in verdicts:
             return ""
         rules, about = [Rule("allow", tool, p) for p in patterns], [n[0] for n in calls]
@@ -14733,7 +14744,8 @@ class Consent:
             self._keep(rules)
         elif meaning == "never":
             self._keep([rule._replace(verdict="deny") for rule in rules])
-        if meaning in ("no", "never"):
+            return f"you denied it for this project; {WAY_BACK}"
+        if meaning == "no":
             return f"you did not say yes (a script says {flag})" if flag else NO_YES
         return ""
 
@@ -15269,7 +15281,7 @@ def permit(plan, knowledge, consent, dry_run):
     skipped = list(denied.items())
     plan = plan._replace(candidates=candidates, skipped=plan.skipped + skipped)
     if denied and not candidates:
-        return plan, f"a rule denies {first_few(list(denied))}"
+        return plan, f"a rule denies {first_few(list(denied))}; {WAY_BACK}"
     if dry_run or not candidates:
         return plan, ""
     question = f"Add {describe_plan(plan, set(knowledge.sources))}"

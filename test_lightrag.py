@@ -6563,7 +6563,8 @@ class Test47Store(unittest.TestCase):
         text += "".join(lr.SIMPLER)
         half = len(text) // 2
         chunks = [lr.Chunk(0, half, "Setting > 压缩"), lr.Chunk(half, len(text))]
-        made = lr.line_digest(lr.build_segment([("A title", text, chunks)]))
+        document = lr.Document("A title", "zh/notes/a.md", "text", text, chunks, "", "")
+        made = lr.line_digest(lr.build_segment([lr.indexed(document)]))
         self.assertEqual(lr.INDEX_METHOD, made, "what an index holds has changed: tell "
                          "the setting INDEX_METHOD, so that old ones are made anew")
 
@@ -6820,6 +6821,14 @@ class Folder(unittest.TestCase):
 
 class Test48Knowledge(Folder):
     """The documents, their one file, and what the index finds in them."""
+
+    def test_a_file_is_found_by_the_folders_around_it(self):
+        base = lr.Knowledge(None)
+        for source in ("src/tomlkit/__init__.py", "src/tomlkit/read/other.py",
+                       "src/json/__init__.py", "https://host/tomlkit/a", "tomlkit"):
+            base.add_text(f"def load(): # {len(source)}", source=source, kind="code")
+        found = {hit.source for hit in base.search("tomlkit")}
+        self.assertEqual(found, {"src/tomlkit/__init__.py", "src/tomlkit/read/other.py"})
 
     def test_scopes(self):
         for source, scopes, expected in [
@@ -11301,6 +11310,7 @@ class Test73Gate(unittest.TestCase):
                     self.assertIn("did not say yes", second)
                 else:
                     self.assertIn(again, second)
+                    self.assertEqual(typed == "d", "/permissions" in first + second)
                     self.assertEqual(len([s for s in self.shown if "model wants" in s]), 1)
         other = self.gate(allow=["fetch(http://a.test/*)"])
         self.assertIn("no terminal", self.ask(other, "fetch", url="http://a.test.evil/"))
@@ -11347,7 +11357,7 @@ class Test73Gate(unittest.TestCase):
         self.assertEqual(_refusal(self.gate("y")), "")
         self.assertEqual(_refusal(self.gate()), "")
         project, self.project = self.project, Project(self)
-        self.assertIn("did not", _refusal(self.gate("d")))
+        self.assertIn("you denied it", _refusal(self.gate("d")))
         self.assertIn("denies", _refusal(self.gate()))
         self.project = project
 
