@@ -670,7 +670,7 @@ much long first main
 # Words of courtesy and stress: capitals make no name of them.
 SHOUTED_WORDS = """
 urgent urgently help thanks thx important quickly immediately really
-very not no only never always all any
+very not no only never always all any faq
 """
 # Words that point at the moment of asking: a text that holds them means another one.
 POINTING_WORDS = """
@@ -5731,10 +5731,11 @@ ANSWER_KINDS = (        # (what asks for it, what it looks like)
     (r"\b(?:parameter|argument)s?\b|[参參][数數]", "|".join(CONSTRUCTORS)),
     (LIST_PHRASES, r"\n[ \t]*(?:[-*+•]|\d{1,3}[.)、])\s"),
 )
-# v2.5, X500, get_user, getUser, CEO; no file or error, they may be the asker's own.
+# v2.5, 2024, X500, getUser, get_user, CEO; no file or error, these may be the asker's.
 EXACT_NAME = Pattern(
     r"(?!.*(?:Error|Exception)$)(?:v?\d+(?:\.\d+)+|[^\W.]+_[^.]*|[A-Z]{3,}"
-    r"|[^\W\d_][^\W\d]*(?:-[^\W\d_]+)*-?\d+[\w-]*|[^\W_]*[a-z][A-Z][^\W_]*)"
+    r"|(?:19|20)\d\d|[^\W\d_][^\W\d]*(?:-[^\W\d_]+)*-?\d+[\w-]*"
+    r"|[^\W_]*[a-z][A-Z][^\W_]*)"
 )
 LABELS = {      # English, Chinese
     "refusal": ("The documents do not answer this.", "文档中没有这个问题的答案。"),

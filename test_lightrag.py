@@ -3622,6 +3622,25 @@ class Test25Answers(unittest.TestCase):
                 self.assertEqual(answer.refused, not said, answer.text)
                 self.assertIn(said, answer.text)
 
+    def test_a_year_that_is_nowhere_is_not_taken_for_another(self):
+        base = lr.Knowledge(None)
+        base.add_text("# History\n\nIn 2022 the company moved to Leeds. It had 40 "
+                      "employees in 2022.\n\nThe 1990s were years of growth.\n", "a.md")
+        base.add_text("# 历史\n\n2019年公司迁到苏州，员工有三百人。\n", "b.md")
+        for question, said in (
+            ("Where did the company move in 2022?", "Leeds"),
+            ("Where did the company move in 2018?", ""),
+            ("How many employees had it in 2022?", "40"),
+            ("How many employees had it in 2021?", ""),
+            ("FAQ: how many employees had it in 2022?", "40"),
+            ("What were the years of growth from 1990 on?", "1990s"),
+            ("2019年公司迁到哪里？", "苏州"), ("2017年公司迁到哪里？", ""),
+        ):
+            with self.subTest(question):
+                answer = lr.extract(question, base.search(question), base.idf)
+                self.assertEqual(answer.refused, not said, answer.text)
+                self.assertIn(said, answer.text)
+
     def test_the_line_that_answers_is_shown(self):
         base = office()
         for question, said in (

@@ -110,7 +110,8 @@ def renamed(tool, questions):
     for question in questions:
         text = question["text"]
         for word in filter(tool.EXACT_NAME.fullmatch, tool.words_of(text)):
-            text = text.replace(word, word.translate(turned))
+            keep = 2 if word.isdigit() else 0       # the century, of a year
+            text = text.replace(word, word[:keep] + word[keep:].translate(turned))
         if text != question["text"]:
             asked.append({**question, "text": text})
     return asked
