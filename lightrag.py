@@ -7351,7 +7351,7 @@ def _chunk_of(event, data):
 
 # =============================================================================
 # 34. Context -- what a model is told, within a budget [pure]
-#    Uses: Settings, Prose, Ranking, Answers, Protocol
+#    Uses: Settings, Prose, Answers, Protocol
 # =============================================================================
 
 # The model's window is small and its reader pays for it, so every request is put
@@ -7395,36 +7395,25 @@ DATA_MARK = Pattern(r"\[data (\w+) ")
 MARK = Pattern(r"[\[【]((?:\d{1,4})(?:\s*[,，、;]\s*\d{1,4})*)[\]】](?!\()")
 
 
-@named_tuple
-class Source:
-    """An excerpt that was shown to the model, with its number."""
-
-    n: int
-    kind: str           # passage, file or page
-    hit: Hit
-
-
-def source_kind(hit):
-    """Return the kind of a Source: what no chunk was cut from was read as a file."""
-    return "passage" if hit.chunk else "file"
-
-
 class Register:
-    """Numbers for all that a conversation shows: [3] means one thing for ever."""
+    """Numbers for all that a conversation shows: [3] means one thing for ever.
 
-    def __init__(self, sources=()):
-        self.sources = list(sources)
-        self._known = {self._key(s.kind, s.hit): s for s in self.sources}
+    sources  list of Citation, each the excerpt that was shown under its number
+    """
+
+    def __init__(self, hits=()):
+        self.sources = [Citation(n, True, hit) for n, hit in enumerate(hits, 1)]
+        self._known = {self._key(source.hit): source for source in self.sources}
 
     @staticmethod
-    def _key(kind, hit):
-        return kind, hit.source, hit.start, hit.text
+    def _key(hit):
+        return hit.source, hit.start, hit.text
 
-    def number(self, kind, hit):
-        """Return the Source of an excerpt, under the number it has or now gets."""
-        key = self._key(kind, hit)
+    def number(self, hit):
+        """Return the Citation of an excerpt, under the number it has or now gets."""
+        key = self._key(hit)
         if key not in self._known:
-            self._known[key] = Source(len(self.sources) + 1, kind, hit)
+            self._known[key] = Citation(len(self.sources) + 1, True, hit)
             self.sources.append(self._known[key])
         return self._known[key]
 
@@ -7432,8 +7421,8 @@ class Register:
         """Return (citations, unknown numbers) of the marks in an answer, in order."""
         numbers = list(dict.fromkeys(marks_in(text)))
         known = [n for n in numbers if 0 < n <= len(self.sources)]
-        citations = [Citation(n, True, self.sources[n - 1].hit) for n in known]
-        return tuple(citations), [n for n in numbers if n not in known]
+        citations = tuple(self.sources[n - 1] for n in known)
+        return citations, [n for n in numbers if n not in known]
 
 
 def citation_json(citations):
@@ -11472,12 +11461,12 @@ class Conversation:
     earlier  str, what the last question searched for
     """
 
-    def __init__(self, name, created_at, nonce, messages=(), summary="", sources=(),
+    def __init__(self, name, created_at, nonce, messages=(), summary="", hits=(),
                  notes=(), earlier=""):
         self.name, self.created_at, self.nonce = name, created_at, nonce
         self.earlier, self.left_out = earlier, 0    # turns no request had room for
         self.messages, self.summary = list(messages), summary
-        self.register, self.working = Register(sources), WorkingMemory(notes)
+        self.register, self.working = Register(hits), WorkingMemory(notes)
 
     @property
     def title(self):
@@ -11493,7 +11482,7 @@ class Conversation:
             "earlier": self.earlier,
             "summary": self.summary, "notes": self.working.notes,
             "messages": self.messages,
-            "sources": [[s.kind, s.hit._asdict()] for s in self.register.sources],
+            "sources": [source.hit._asdict() for source in self.register.sources],
         }
 
     def is_tainted(self):
@@ -11510,7 +11499,7 @@ class Conversation:
 def conversation_of(record):
     """Return the Conversation of a saved record.
 
-    Raises ValueError, KeyError, TypeError or AttributeError when its shape is wrong
+    Raises ValueError, LookupError, TypeError or AttributeError when its shape is wrong
     """
     if (record["format"], record["version"]) != (SESSION_FORMAT, SESSION_VERSION):
         raise ValueError(f"its format is not {SESSION_FORMAT} {SESSION_VERSION}")
@@ -11519,10 +11508,11 @@ def conversation_of(record):
         raise ValueError(problems[0])
     if not re.fullmatch(r"\w{8,}", record["nonce"]):
         raise ValueError("its markers are no markers")
-    sources = [Source(n, kind, Hit(**hit))
-               for n, (kind, hit) in enumerate(record["sources"], 1)]
+    # Older files have [kind, hit] for a source; nothing ever asked for the kind.
+    hits = [Hit(**(row[1] if isinstance(row, list) else row))
+            for row in record["sources"]]
     return Conversation(record["name"], record["created_at"], record["nonce"], messages,
-                        record["summary"], sources, record["notes"], record["earlier"])
+                        record["summary"], hits, record["notes"], record["earlier"])
 
 
 def new_conversation(folder, now_s):
@@ -11564,7 +11554,8 @@ def load_conversation(folder, name):
     data, _ = read_stamped(path)
     try:
         return conversation_of(json.loads((data or b"").decode("utf-8")))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError,
+            RecursionError) as error:
         raise StorageError(
             f"{path} is damaged ({one_line(str(error), NAMED_CHARS_MAX)}); the other "
             "conversations can still be continued"
@@ -12610,12 +12601,12 @@ def rag_search(box, arguments):
     if not hits:
         return ("Nothing found. Try other words of the subject, or search_files for an "
                 "exact string.")
-    return "\n\n".join(shown_passage(box, "passage", hit) for hit in hits)
+    return "\n\n".join(shown_passage(box, hit) for hit in hits)
 
 
-def shown_passage(box, kind, hit):
+def shown_passage(box, hit):
     """Give a hit its number, and return it as the model is shown it."""
-    return passage_block(box.register.number(kind, hit), box.nonce)
+    return passage_block(box.register.number(hit), box.nonce)
 
 
 def rag_read(box, arguments):
@@ -12627,16 +12618,16 @@ def rag_read(box, arguments):
         near = difflib.get_close_matches(source, list(box.knowledge.documents), 3, 0.3)
         hint = f" Nearest: {', '.join(near)}." if near else ""
         return f"There is no document {source!r} in the knowledge base.{hint}"
-    return shown_lines(box, "passage", source, document, arguments)
+    return shown_lines(box, source, document, arguments)
 
 
-def shown_lines(box, kind, source, document, arguments):
+def shown_lines(box, source, document, arguments):
     """Return lines of a Document or Parsed as one source, at most READ_CHARS_MAX."""
     first, last = arguments.get("start_line", 1), arguments.get("end_line")
     hit, count = lines_of(source, document, first, last)
     if hit.line > count:
         return f"{one_line(source)} has only {count} lines."
-    block = shown_passage(box, kind, hit)
+    block = shown_passage(box, hit)
     if hit.end_line < min(last or count, count):
         block += (f"\n[cut: lines {hit.line} to {hit.end_line} of {count}; "
                   f"go on with start_line {hit.end_line + 1}]")
@@ -12680,7 +12671,7 @@ def rag_list(box, arguments):
 def read_file(box, arguments):
     """Read lines of a file below the root."""
     source, parsed = parsed_below(box.knowledge.root, arguments["path"])
-    return shown_lines(box, "file", source, parsed, arguments)
+    return shown_lines(box, source, parsed, arguments)
 
 
 def list_files(box, arguments):
@@ -12819,7 +12810,7 @@ def fetch(box, arguments):
     if box.clock() - kept_at > FETCH_KEPT_S:
         parsed = parsed_page(address, partial(box.approve, tool="fetch"))
         box.pages[address] = box.clock(), parsed
-    return shown_lines(box, "page", address, parsed, arguments)
+    return shown_lines(box, address, parsed, arguments)
 
 
 def memory_write(box, arguments):
@@ -13539,7 +13530,7 @@ def find_tool(name):
 
 # =============================================================================
 # 62. Review -- an answer against all that its conversation has shown
-#    Uses: Settings, Prose, Answers, Context, Checking
+#    Uses: Settings, Prose, Answers, Checking
 # =============================================================================
 
 # What a model says is reviewed before it counts: once it may mend what its sources do
@@ -13589,7 +13580,7 @@ def reads_as_refusal(text):
 def own_words(question, hits, register, knowledge, meant=""):
     """Return the Answer in the documents' own words, marks numbered by the register."""
     return extract(question, hits, knowledge.idf,
-                   lambda hit: register.number(source_kind(hit), hit).n,
+                   lambda hit: register.number(hit).n,
                    knowledge.hybrid and knowledge.hybrid.near, meant)
 
 
@@ -13737,7 +13728,7 @@ class Agent:
         """Return the texts that go before the question, most worth first."""
         conversation = self.conversation
         nonce, register = conversation.nonce, conversation.register
-        blocks = [passage_block(register.number(source_kind(hit), hit), nonce)
+        blocks = [passage_block(register.number(hit), nonce)
                   for hit in (*attached, *found.hits)]
         if not found.hits:
             blocks.append("(The search found no passage for this question.)")
@@ -13975,8 +13966,7 @@ def shown_history(conversation):
     """Return what the page shows again of a conversation after a reload."""
     turns = [{"role": m["role"], "text": m["content"]} for m in conversation.messages
              if m["role"] in ("user", "assistant") and m["content"]]
-    sources = [{"n": s.n, "supported": True, **s.hit._asdict()}
-               for s in conversation.register.sources]
+    sources = citation_json(conversation.register.sources)
     return {"conversation": conversation.name, "messages": turns, "sources": sources}
 
 
@@ -16286,8 +16276,7 @@ def open_source(setup, text):
         raise NotFoundError(f"there is no source {one_line(text, NAMED_CHARS_MAX)}; "
                             f"{len(sources)} have a number")
     source = sources[int(text) - 1]
-    line = source_line(Citation(source.n, True, source.hit), source.hit.text)
-    setup.console.say(("bold", line))
+    setup.console.say(("bold", source_line(source, source.hit.text)))
     setup.console.say(source.hit.text)
 
 

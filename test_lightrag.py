@@ -9273,6 +9273,16 @@ class Test51Conversation(AgentCase):
         self.assertEqual(again.title, "What is the retry limit?")
         self.assertEqual(lr.conversation_names(folder), ["test"])
 
+    def test_a_source_may_be_saved_with_its_kind(self):
+        agent = self.agent(lambda body: told("Five [1]."))
+        self.done(agent, "What is the retry limit?")
+        record = agent.conversation.record()
+        older = [["passage", hit] for hit in record["sources"]]
+        again = lr.conversation_of({**record, "sources": older})
+        self.assertEqual(again.record(), record)
+        with self.assertRaises(LookupError):
+            lr.conversation_of({**record, "sources": [[]]})
+
     def test_an_open_call_is_closed_on_reading(self):
         folder = os.path.join(self.home, "sessions")
         call = lr.Call("c1", "rag_search", {})
