@@ -1397,7 +1397,7 @@ def language(text):
 
 # Where a sentence may end: after a stop with its closing quotes, or at a line's end.
 SENTENCE_END = Pattern(
-    r"[。！？!?…]+[\"'”’」』）)\]]*|\.+[\"'”’)\]]*(?=\s|$)|\n"
+    r"(?:[。！？…]|[!?](?![A-Za-z\d]))+[\"'”’」』）)\]]*|\.+[\"'”’)\]]*(?=\s|$)|\n"
 )
 ABBREVIATION = Pattern(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|etc|cf|al|Fig|Eq|No|Vol|pp?|ca|approx|Inc"
@@ -1451,9 +1451,12 @@ def _goes_on(text, start, match):
         wrapped = line >= WRAPPED_CHARS_MIN or (
             line >= SHORT_LINE_CHARS_MIN and WORD_GOES_ON.match(text, match.end()))
         return bool(wrapped) and not LINE_START.match(text, match.end())
-    if match[0] != ".":
+    if match[0] not in ("!", "."):
         return False
-    return bool(ABBREVIATION.search(text[max(start, match.end() - 12) : match.end()]))
+    before = text[max(start, match.end() - 12) : match.end()]
+    if before.endswith(("!", "a.m.", "p.m.")):      # Yahoo! and ..., 8 a.m. to ...
+        return bool(re.match(r"[ \t]+[a-z\d]", text[match.end() : match.end() + 9]))
+    return bool(ABBREVIATION.search(before))
 
 
 def _append_visible(spans, text, start, end):

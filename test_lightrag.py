@@ -384,6 +384,10 @@ class Test06Prose(unittest.TestCase):
             ("a long line of prose that was wrapped at a\nwidth goes on. End",
              ["a long line of prose that was wrapped at a\nwidth goes on.", "End"]),
             ("Wait... what", ["Wait...", "what"]),
+            ("A Fritz!Box, at /a?b=1. So!", ["A Fritz!Box, at /a?b=1.", "So!"]),
+            ("Yahoo! and we open 8 a.m. to 6 p.m. Come!",
+             ["Yahoo! and we open 8 a.m. to 6 p.m.", "Come!"]),
+            ("好吗?好!", ["好吗?", "好!"]),
             ("", []), (" \n\n ", []),
         ):
             with self.subTest(text=text):
