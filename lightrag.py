@@ -5199,7 +5199,8 @@ PACKED_MARKS = (b"PK\x03\x04", OLE_MARK)
 PDFTOTEXT_MEDIA = "text/x-pdftotext"    # a PDF whose text the caller has taken out
 TEXT_MEDIA = Pattern(r"text/|.*[/+](?:x-)?(?:json|xml|javascript|ecmascript|sh)$")
 LOOKS_LIKE_HTML = Pattern(
-    rb"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*<(!doctype\s+html|html|head|body)\b",
+    rb"\s*(<\?xml[^>]*>\s*)?(<!--((?!-->).)*-->\s*)*"
+    rb"<(!doctype\s+html|html|head|body)\b",
     re.IGNORECASE | re.DOTALL,
 )
 

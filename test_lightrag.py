@@ -2967,6 +2967,13 @@ class Test22Sheets(unittest.TestCase):
 class Test23Documents(unittest.TestCase):
     """Every kind of file, and what is none."""
 
+    def test_a_page_is_known_behind_any_number_of_comments(self):
+        comments = b"<!-- a -- b -->\n" * 60      # each way to part them would be tried
+        for data, kind in ((comments + b"words", "text"), (comments + b"<html>x", "html"),
+                           (b"<!-- <html> --> words", "text")):
+            with self.subTest(data[-9:]):
+                self.assertEqual(lr.read_document(data, "notes").kind, kind)
+
     def test_kind_of(self):
         for name, kind in (
             ("a/b.MD", "markdown"), ("x.htm", "html"), ("README", "text"),
