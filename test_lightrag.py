@@ -13370,8 +13370,7 @@ class Test96CommandLine(unittest.TestCase):
             with self.subTest(typed=typed):
                 screen = Screen(self.project, "add", "port.txt", TERM="xterm")
                 screen.wait("[y/N/a/p/d] ")
-                screen.type(typed)
-                found, rest = screen.end()
+                found, rest = screen.end(key=typed)
                 self.assertEqual(found, code)
                 self.assertEqual("--yes" in rest, code == 5)
                 self.assertNotIn("Traceback", rest)
