@@ -1397,7 +1397,8 @@ def language(text):
 
 # Where a sentence may end: after a stop with its closing quotes, or at a line's end.
 SENTENCE_END = Pattern(
-    r"(?:[。！？…]|[!?](?![A-Za-z\d]))+[\"'”’」』）)\]]*|\.+[\"'”’)\]]*(?=\s|$)|\n"
+    r"(?:[。！？…]|[!?](?![A-Za-z\d]))+[\"'”’」』）)\]]*"
+    r"|(?<!\.)\.+[\"'”’)\]]*(?=\s|$)|\n"
 )
 ABBREVIATION = Pattern(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|etc|cf|al|Fig|Eq|No|Vol|pp?|ca|approx|Inc"
@@ -1420,7 +1421,8 @@ CONTROL = Pattern(
 )
 ESCAPE_SEQUENCE = Pattern(
     "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"                            # colours, cursor
-    "|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\\\|\x9c)"
+    "|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90\x98\x9c-\x9f\n]*"
+    "(?:\x07|\x1b\\\\|\x9c)"
 )
 NAMED_ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
@@ -5078,18 +5080,23 @@ def _rows(archive, part, strings, dated, epoch_days):
         elif name == "/c":
             words, kind, style = "".join(pieces), cell.get("t", "n"), cell.get("s", "")
             if kind == "s":
-                known = words.isdecimal() and int(words) < len(strings)
-                words = strings[int(words)] if known else ""
+                words = _item(strings, words) or ""
             elif kind == "b":
                 words = "TRUE" if words == "1" else "FALSE"
             elif kind == "n":
-                known = style.isdecimal() and int(style) < len(dated)
-                words = number_text(words, known and dated[int(style)], epoch_days)
+                words = number_text(words, _item(dated, style), epoch_days)
             cells.append(words)
         elif name == "row":
             cells = []
         elif name == "/row":
+            check_text_size(sum(map(len, cells)))   # all may be one long shared string
             yield cells
+
+
+def _item(items, index):
+    """Return the item at an index in figures, None where there is none."""
+    known = index.isdecimal() and len(index) < 10 and int(index) < len(items)
+    return items[int(index)] if known else None
 
 
 def column_of(cell):

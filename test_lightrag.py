@@ -428,6 +428,11 @@ class Test06Prose(unittest.TestCase):
             with self.subTest(text=ascii(text)):
                 self.assertEqual(lr.printable(text), wanted)
 
+    def test_a_long_run_of_one_sign_is_read_once(self):
+        run = 1_000_000     # seconds, if each sign were a start to look from
+        self.assertEqual(lr.printable("a" + "\x9d" * run + "b"), "ab")
+        self.assertEqual(lr.sentences("a " + "." * run + "x"), [(0, run + 3)])
+
     def test_TRM_1_pieces_of_a_stream_are_harmless(self):
         for cut_at in range(10):
             whole = "a\x1b]0;x\x07\x1b[2Jb"
@@ -2950,6 +2955,11 @@ class Test22Sheets(unittest.TestCase):
         properties = '<workbookPr date1904="1"/>'
         parsed = self.read_xlsx(("S", "visible", row), properties=properties)
         self.assertEqual(parsed.text, "# S\n\n06:00 | 2024-01-01")
+
+    def test_an_index_of_any_length_is_one_too_many(self):
+        far = "1" * 5000        # more figures than Python turns into a number
+        row = f'<row><c t="s"><v>{far}</v></c><c s="{far}"><v>7</v></c></row>'
+        self.assertEqual(self.read_xlsx(("S", "visible", row)).text, "# S\n\n | 7")
 
     def test_one_long_text_named_often(self):
         cells = '<c t="s"><v>0</v></c>' * 3000
