@@ -12554,7 +12554,7 @@ def grep(pattern, ignore_case, paths, timeout_s=GREP_TIMEOUT_S):
     return [json.loads(line) for line in output.splitlines()], problem
 
 
-def run_quietly(command, folder, timeout_s=GIT_TIMEOUT_S):
+def run_quietly(command, folder):
     """Run a program and return what it prints.
 
     Raises SourceError when it is not there, fails or takes too long
@@ -12562,13 +12562,13 @@ def run_quietly(command, folder, timeout_s=GIT_TIMEOUT_S):
     import subprocess
     environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
     try:
-        done = subprocess.run(command, cwd=folder, timeout=timeout_s, check=False,
+        done = subprocess.run(command, cwd=folder, timeout=GIT_TIMEOUT_S, check=False,
                               env=environ, stdin=subprocess.DEVNULL,
                               capture_output=True)
     except OSError:
         raise SourceError(f"{command[0]} is not on this machine") from None
     except subprocess.TimeoutExpired:
-        raise SourceError(f"{command[0]} took longer than {timeout_s} s") from None
+        raise SourceError(f"{command[0]} took longer than {GIT_TIMEOUT_S} s") from None
     if done.returncode:
         reason = done.stderr.decode("utf-8", "replace").strip()
         raise SourceError(one_line(reason, TOOL_CHARS_MAX) or f"{command[0]} failed")
@@ -15716,17 +15716,17 @@ def open_calls(knowledge, conversation, consent, pages, clock, progress=None):
 FILE_MARK = Pattern(r'(?<!\S)@(?:"([^"\n]+)"|([\w./\\~-]*[\w/]))')
 
 
-def attached_hits(text, source, title, question):
-    """Return the Hits of a text that was given with a question.
+def piped_hits(text, question):
+    """Return the Hits of a text that was piped in with a question.
 
     A long one gives the passages that fit the question, or its beginning.
     """
-    document = Parsed(title, "text", text, ())
-    whole, _ = lines_of(source, document)
+    title = "standard input"
+    whole, _ = lines_of("-", Parsed(title, "text", text, ()))
     if whole.end == len(text):
         return [whole]
     aside = Knowledge(None)
-    aside.add_text(text, source, title, "text")
+    aside.add_text(text, "-", title, "text")
     return aside.search(question, INPUT_HITS) or [whole]
 
 
@@ -15751,7 +15751,7 @@ def given_with(question, knowledge, options, console):
     if "-" not in options.add and options.piped:
         text = piped_text(console, INPUT_BYTES_MAX)
         if text.strip():
-            hits += attached_hits(text, "-", "standard input", question)
+            hits += piped_hits(text, question)
     return hits
 
 
@@ -17807,9 +17807,9 @@ class Stoppable:
     reader has left, wherever that looks at the time.
     """
 
-    def __init__(self, clock=time.monotonic):
+    def __init__(self):
         from threading import local
-        self._clock, self._thread = clock, local()
+        self._thread = local()
 
     @contextlib.contextmanager
     def watching(self, left):
@@ -17828,7 +17828,7 @@ class Stoppable:
         left = getattr(self._thread, "left", None)
         if left is not None and left.is_set():
             raise StoppedError
-        return self._clock()
+        return time.monotonic()
 
     def sleep(self, seconds):
         """Wait, but not for somebody who has left."""
@@ -18156,15 +18156,15 @@ CLICKS = {"once": "y", "session": "a", "project": "p"}    # as typed at a termin
 class PageAsker(Nobody):
     """Stands in the console's place: asks in the page.
 
-    emit     callable(name, data): sends one event to the page
+    stream   EventStream to the page
     waiting  dict id -> Queue, where the page's answers arrive
     """
 
     can_ask = True
 
-    def __init__(self, emit, waiting, left):
+    def __init__(self, stream, waiting):
         super().__init__(self._hear, self._progress)
-        self.emit, self.waiting, self.left = emit, waiting, left
+        self.emit, self.left, self.waiting = stream.emit, stream.left, waiting
         self._said, self._next_progress = "", 0.0
 
     def _hear(self, text):
@@ -18371,13 +18371,13 @@ class Visit:
 
     def ask(self, body):
         """Answer a question as a stream of events."""
-        question, name = text_of(body, "question"), body.get("conversation") or ""
+        question, name = question_of(body), body.get("conversation") or ""
         service, began, notices = self.server.service, time.monotonic(), []
         with contextlib.ExitStack() as held:
             held.enter_context(self.server.turnstile.question(self.client, question))
             conversation = held.enter_context(service.conversation(str(name)))
             stream = held.enter_context(self.streaming())
-            asker = PageAsker(stream.emit, self.server.waiting, stream.left)
+            asker = PageAsker(stream, self.server.waiting)
             events = service.answer(question, conversation, asker, stream.left)
             for event in events:
                 for kind, data in event_frames(event, service.mode):
@@ -18409,7 +18409,7 @@ class Visit:
         if not sources and what != "sync":
             raise UsageError('"sources" is empty')
         with self.streaming() as stream:
-            asker = PageAsker(stream.emit, self.server.waiting, stream.left)
+            asker = PageAsker(stream, self.server.waiting)
             report = getattr(self.server.service, what)(sources, asker)
             stream.emit("done", report_json(report))
 
@@ -18456,14 +18456,14 @@ class Visit:
             stream.send(b"data: [DONE]\n\n")
 
 
-def text_of(body, name):
-    """Return a text of a request that must not be empty.
+def question_of(body):
+    """Return the question of a request.
 
     Raises  UsageError
     """
-    text = body.get(name)
+    text = body.get("question")
     if not isinstance(text, str) or not text.strip():
-        raise UsageError(f'"{name}" is to be a text')
+        raise UsageError('"question" is to be a text')
     return text.strip()
 
 
