@@ -368,7 +368,6 @@ FILE_BYTES_MAX = 64 << 20   # a local file; no text that people read is larger
 REPLACE_DELAYS_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 1.6)     # a scanner lets go in time
 LOCK_TIMEOUT_S = 60         # the longest save of another process, and then some
 LOCK_POLL_S = 0.05
-LOCK_NOTICE_S = 1.0         # a wait that a person notices is explained
 IGNORE_FILES = (".gitignore", ".lightragignore")    # the second has the last word
 IGNORE_BYTES_MAX = 1 << 20
 
@@ -6529,13 +6528,6 @@ class Vectors:
             self._rows = b"".join([bytes(self._rows), *rows])
             self._fresh = {}
 
-    def get(self, row):
-        """Return the vector of a row, as floats."""
-        self.settle()
-        scale, start = self._scales[row], row * self.dimension
-        stored = self._rows[start : start + self.dimension]
-        return [scale * (byte - 128) for byte in stored]
-
     def nearest(self, query, count, wanted=None):
         """Return [(cosine, row)] of the best rows, best first, at least the threshold.
 
@@ -8866,13 +8858,11 @@ class Lock:
 
     path       str, a file of its own, never the one that is protected
     timeout_s  float, how long to wait for the other process
-    notice     callable(sentence) or None, told once when there is a wait
     Raises     StorageError on entering
     """
 
-    def __init__(self, path, timeout_s=LOCK_TIMEOUT_S, notice=None, sleep=time.sleep):
-        self._path, self._timeout_s = path, timeout_s
-        self._notice, self._sleep = notice, sleep
+    def __init__(self, path, timeout_s=LOCK_TIMEOUT_S, sleep=time.sleep):
+        self._path, self._timeout_s, self._sleep = path, timeout_s, sleep
 
     def __enter__(self):
         with refusing(StorageError, f"cannot lock {self._path}"):
@@ -8892,8 +8882,6 @@ class Lock:
                     f"another process has held {self._path} for "
                     f"{self._timeout_s:.0f} s; try again when it is done"
                 )
-            if self._notice and waited_s <= LOCK_NOTICE_S < waited_s + LOCK_POLL_S:
-                self._notice(f"waiting for another process that holds {self._path}")
             self._sleep(LOCK_POLL_S)
             waited_s += LOCK_POLL_S
 
