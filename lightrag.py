@@ -11456,13 +11456,14 @@ class Conversation:
     """One conversation.
 
     name     str, of its file: letters, digits and hyphens
-    nonce    str, random, part of the markers around data in its messages
+    nonce    str, part of the markers around data in its messages; "" = a new random one
     earlier  str, what the last question searched for
     """
 
-    def __init__(self, name, created_at, nonce, messages=(), summary="", hits=(),
-                 notes=(), earlier=""):
-        self.name, self.created_at, self.nonce = name, created_at, nonce
+    def __init__(self, name="", created_at="", nonce="", messages=(), summary="",
+                 hits=(), notes=(), earlier=""):
+        self.name, self.created_at = name, created_at
+        self.nonce = nonce or os.urandom(6).hex()
         self.earlier, self.left_out = earlier, 0    # turns no request had room for
         self.messages, self.summary = list(messages), summary
         self.register, self.working = Register(hits), WorkingMemory(notes)
@@ -11521,7 +11522,7 @@ def new_conversation(folder, now_s):
     while os.path.exists(os.path.join(folder, name + ".json")):
         number += 1
         name = f"{stem_}-{number}"
-    return Conversation(name, utc_text(now_s), os.urandom(6).hex())
+    return Conversation(name, utc_text(now_s))
 
 
 def save_conversation(folder, conversation):
@@ -13185,8 +13186,7 @@ class Subjects:
             reason = self._ask(shown_url(model.base_url), what)
             if reason:
                 raise DeniedError(reason)
-            conversation = Conversation("", "", os.urandom(6).hex())
-            self._requests = Requests(self._settings, model, conversation)
+            self._requests = Requests(self._settings, model, Conversation())
 
     def check(self):
         """Raise ConfigError when no model is set up."""
@@ -13391,9 +13391,9 @@ class Adviser:
 
     def _answer(self, prompt, query, texts=()):
         """Return what the model says; question and texts are cut to fit the budget."""
-        model, conversation = self._model(), Conversation("", "", os.urandom(6).hex())
+        model = self._model()
         model.limits = HELP_LIMITS
-        requests = Requests(self.settings, model, conversation)
+        requests = Requests(self.settings, model, Conversation())
         requests.learn_window([prompt, query, *texts], None)
         share = requests.budget() * QUESTION_SHARE / max(1, len(texts))
         passages = [f"[{number}] {cut_to_tokens(text, share)}"
@@ -16973,7 +16973,7 @@ def spent_on(record, day):
 COMPLETION_MODEL = "lightrag"   # the only model that there is
 
 
-def conversation_of_messages(messages, name, nonce):
+def conversation_of_messages(messages):
     """Return (Conversation, question) of the messages of a completion request.
 
     What a client says as the system is left out: the agent has its own orders.
@@ -16986,8 +16986,7 @@ def conversation_of_messages(messages, name, nonce):
             said.append(text_message(role, content_text(message.get("content"))))
     if not said or said[-1]["role"] != "user" or not said[-1]["content"].strip():
         raise ValueError("the last message is no question of a user")
-    conversation = Conversation(name, "", nonce, said[:-1])
-    return conversation, said[-1]["content"]
+    return Conversation(messages=said[:-1]), said[-1]["content"]
 
 
 def content_text(content):
@@ -17929,7 +17928,7 @@ class Service:
 
     def unsaved(self):
         """Return a Conversation that is kept nowhere."""
-        return Conversation("unsaved", "", os.urandom(6).hex())
+        return Conversation()
 
     # Questions
 
@@ -18411,8 +18410,7 @@ class Visit:
         """Answer a chat completion, streamed or whole; nothing is kept of it."""
         name = "chatcmpl-" + os.urandom(12).hex()
         try:
-            conversation, question = conversation_of_messages(
-                body.get("messages"), name, os.urandom(6).hex())
+            conversation, question = conversation_of_messages(body.get("messages"))
         except ValueError as error:
             raise RefusedError(400, "messages", str(error)) from None
         created, streamed = int(self.server.now()), body.get("stream") is True
