@@ -11943,6 +11943,19 @@ PROBE_TEXT = "text"         # that every model takes
 INPUT_TYPES = Pattern(r"voyage")     # models that want input_type instead
 
 
+class Pace:
+    """Waits, so that what is asked of an endpoint keeps to its limits."""
+
+    def __init__(self, clock=time.monotonic, sleep=time.sleep):
+        self._clock, self._sleep = clock, sleep
+        self._ready_s = clock()     # when the next call may start
+
+    def wait(self, *shares):
+        """Wait until a call may start, which takes such shares of its minute."""
+        self._sleep(max(0.0, self._ready_s - self._clock()))
+        self._ready_s = self._clock() + 60 * max(shares)
+
+
 class Embedder:
     """An endpoint of embeddings.
 
@@ -11951,13 +11964,12 @@ class Embedder:
 
     def __init__(self, settings, network=None, clock=time.monotonic, sleep=time.sleep,
                  limits=MODEL_LIMITS):
-        self.settings, self.clock, self.sleep = settings, clock, sleep
+        self.settings, self._pace = settings, Pace(clock, sleep)
         self.endpoint = Model(settings._replace(
             base_url=settings.embedding_base_url, api_key=settings.embedding_api_key,
             model=settings.embedding_model,
         ), network, limits, prefix="EMBEDDING", clock=clock, sleep=sleep)
         self.address = shown_url(settings.embedding_base_url)
-        self._ready_s = clock()     # when the pace allows the next call
         self._known = {}            # question -> its vector
 
     @property
@@ -12020,12 +12032,9 @@ class Embedder:
 
     def _wait(self, texts):
         """Wait until the pace allows a call with these texts."""
-        self.sleep(max(0.0, self._ready_s - self.clock()))
         rpm, tpm = self.settings.embedding_rpm, self.settings.embedding_tpm
-        wait_s = 60 / rpm if rpm else 0.0
-        if tpm:
-            wait_s = max(wait_s, 60 * sum(map(estimate_tokens, texts)) / tpm)
-        self._ready_s = self.clock() + wait_s
+        tokens_asked = sum(map(estimate_tokens, texts)) if tpm else 0
+        self._pace.wait(1 / (rpm or math.inf), tokens_asked / (tpm or math.inf))
 
     def _embed_batch(self, texts):
         """Return a vector or None for each text; halves what is refused."""
@@ -13971,7 +13980,7 @@ def shown_history(conversation):
 
 # =============================================================================
 # 65. Evaluation -- run judged sets and golden cases
-#    Uses: Settings, Errors, Prose, Metrics, Golden, Plots, Files, Knowledge
+#    Uses: Settings, Errors, Prose, Metrics, Golden, Plots, Files, Knowledge, Embedder
 # =============================================================================
 
 # What is evaluated is handed in: search is (question, k) -> [Hit], ask is
@@ -14121,16 +14130,16 @@ def fewer_questions(judged, most):
     return judged._replace(questions=kept)
 
 
-def run_cases(cases, ask, pause=None, progress=None):
+def run_cases(cases, ask, per_minute=None, progress=None):
     """Ask the questions of cases; -> rows of {"id", "passed", "reason"}.
 
-    ask    callable: Case -> Outcome
-    pause  None, or callable() before each question but the first
+    ask         callable: Case -> Outcome
+    per_minute  int, questions at most; None = no limit
     """
-    rows = []
+    rows, pace = [], Pace()
     for number, case in enumerate(cases, 1):
-        if pause and number > 1:
-            pause()
+        if per_minute:
+            pace.wait(1 / per_minute)
         try:
             reason = judge(case, ask(case))
         except LightragError as error:
@@ -14168,20 +14177,6 @@ def chosen_cases(cases, words):
 
     return [case for case in cases
             if not words or any(_has(case, word) for word in words)]
-
-
-class Pace:
-    """Waits, so that at most so many questions start in a minute."""
-
-    def __init__(self, per_minute, clock=time.monotonic, sleep=time.sleep):
-        self.wait_s, self.clock, self.sleep = 60 / per_minute, clock, sleep
-        self._last = clock()
-
-    def __call__(self):
-        """Wait until the next question may start."""
-        due = self._last + self.wait_s
-        self.sleep(max(0.0, due - self.clock()))
-        self._last = max(due, self.clock())
 
 
 # =============================================================================
@@ -16395,7 +16390,7 @@ def eval_cases(path, options, console):
     if not cases:
         wanted = f" with {' or '.join(options.filter)} in it" if options.filter else ""
         raise UsageError(f"{one_line(path)} has no case{one_line(wanted)}")
-    pause, recording = Pace(options.pace) if options.pace else None, {}
+    recording = {}
     setting, ask = answering(options, console, recording)
     if setting == "extract":
         asked = [case for case in cases if not case.needs_model]
@@ -16404,7 +16399,7 @@ def eval_cases(path, options, console):
         if len(asked) < len(cases):
             console.note(f"left out, for want of a model: {len(cases) - len(asked)}")
         cases = asked
-    rows = run_cases(cases, ask, pause, console.progress)
+    rows = run_cases(cases, ask, options.pace, console.progress)
     if options.record:
         write_recording(options.record, recording)
     name = os.path.splitext(os.path.basename(path))[0]

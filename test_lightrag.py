@@ -8020,6 +8020,19 @@ class Test53Embedder(unittest.TestCase):
         self.assertEqual(list(lr.batches_of(texts)), [[0], [1, 2, 3], [4]])
         self.assertEqual([len(b) for b in lr.batches_of(["x"] * 33)], [32, 1])
 
+    def test_a_pace_waits_no_longer_than_it_must(self):
+        now, slept = [0.0], []
+
+        def _sleep(seconds):
+            slept.append(seconds)
+            now[0] += seconds
+
+        pace = lr.Pace(lambda: now[0], _sleep)
+        for took in (0.0, 1.0, 5.0, 0.0):
+            now[0] += took
+            pace.wait(1 / 60, 1 / 20)       # one each 3 s
+        self.assertEqual(slept, [0.0, 2.0, 0.0, 3.0])
+
     def test_the_pace_is_kept(self):
         server, slept, now = EmbeddingServer(self), [], [0.0]
         settings = lr.Settings(embedding_base_url=server.address, embedding_model="m",
@@ -9449,19 +9462,6 @@ class Test65Evaluation(Folder):
         self.assertEqual(rows, [{"id": "a", "passed": False, "reason": "network: gone"},
                                 {"id": "b", "passed": True, "reason": ""}])
         self.assertEqual(lr.passed_shares(cases, rows), {"all": 0.5, "refuses": 0.5})
-
-    def test_the_pace_is_kept_without_waiting_longer(self):
-        now, slept = [0.0], []
-
-        def _sleep(seconds):
-            slept.append(seconds)
-            now[0] += seconds
-
-        pace = lr.Pace(20, lambda: now[0], _sleep)      # one each 3 s
-        for took in (1.0, 5.0, 0.0):
-            now[0] += took
-            pace()
-        self.assertEqual(slept, [2.0, 0.0, 3.0])
 
 
 # 67. Console
