@@ -918,6 +918,11 @@ class StorageError(LightragError):
     """A file of the knowledge base cannot be read or written; nothing was lost."""
 
 
+# What reading JSON may raise that somebody else wrote, and of which any part may be of
+# any type.
+MISSHAPEN = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+
+
 # =============================================================================
 # 4. Choices -- what a user may set: flag, environment, config.json [pure]
 #    Uses: Settings, Errors
@@ -5412,7 +5417,7 @@ def _read_notebook(text):
             for block in _cell_blocks(cell, told.get("name", "python"))
         ]
     # Of what somebody may have written by hand, any part can have any type.
-    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+    except MISSHAPEN as error:
         raise SourceError(f"it is not a notebook that can be read: {error}") from error
     text = "\n\n".join(blocks)
     return _first_heading(markdown_blocks(text)), text, []
@@ -6450,7 +6455,7 @@ def _bar(y, setting, value, colour):
 
 # =============================================================================
 # 29. Vectors -- what embeddings say: compact, sealed, and compared exactly [pure]
-#    Uses: Settings, Sealed
+#    Uses: Settings, Errors, Sealed
 # =============================================================================
 
 # A vector is kept as a scale and a byte a dimension (a share of the scale, plus 128),
@@ -6625,7 +6630,7 @@ def read_vectors(buffer):
     try:
         known = json.loads(bytes(catalogue))
         model, stamp = str(known["model"]), tuple(known["stamp"] or ()) or None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except MISSHAPEN:
         raise DamageError("A file of vectors does not say whose they are") from None
     return Vectors(model, dimension, keys, scales.cast("f"), rows,
                    stamp, places.cast("I"))
@@ -11289,7 +11294,7 @@ class Memory:
             facts = [fact_of(record) for record in whole["facts"]]
             changes = [[[fact_of(record) for record in side] for side in change]
                        for change in whole.get("changes", [])]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except MISSHAPEN as error:
             kept = keep_aside(self.path)
             self.notices.append(
                 f"{self.path} is damaged ({one_line(str(error), NAMED_CHARS_MAX)}): "
@@ -11554,8 +11559,7 @@ def load_conversation(folder, name):
     data, _ = read_stamped(path)
     try:
         return conversation_of(json.loads((data or b"").decode("utf-8")))
-    except (ValueError, LookupError, TypeError, AttributeError,
-            RecursionError) as error:
+    except MISSHAPEN as error:
         raise StorageError(
             f"{path} is damaged ({one_line(str(error), NAMED_CHARS_MAX)}); the other "
             "conversations can still be continued"
@@ -13078,7 +13082,7 @@ class Requests:
         try:
             rows = json.loads(answer[answer.index("["): answer.rindex("]") + 1])
             facts = [(row["type"], " ".join(row["text"].split())) for row in rows]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except MISSHAPEN:
             raise ModelError("the model's list of facts cannot be read") from None
         usable = [(kind, text) for kind, text in facts
                   if kind in FACT_TYPES and 0 < len(text) <= FACT_CHARS_MAX]
@@ -14060,7 +14064,7 @@ def _row_of(line):
         row = {"id": row["id"], "title": row.get("title") or "",
                "text": row["text"] or ""}
         kinds = [type(value) for value in row.values()]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except MISSHAPEN:
         kinds = []
     if kinds not in ([str, str, str], [int, str, str]):
         raise ValueError('{"id": "...", "text": "..."}')
@@ -14204,7 +14208,7 @@ def turn_of(row):
                 dict: [call.arguments for call in calls]}
         if all(isinstance(value, kind) for kind in fits for value in fits[kind]):
             return turn
-    except (KeyError, TypeError):
+    except MISSHAPEN:
         pass
     raise ConfigError("the recording holds no answers: record again")
 
@@ -14324,7 +14328,7 @@ class Face:
                     (name, json.loads(data))
                     for name, data in sse_events(reply.pieces())
                 )
-            except (ValueError, KeyError, TypeError, RecursionError):
+            except MISSHAPEN:
                 raise ModelError(f"{self.url} does not answer as serve does") from None
 
 
@@ -16357,7 +16361,7 @@ def earlier_result(path):
     before = read_json(path)
     try:
         regressions(before, before)     # all that will be compared can be
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except MISSHAPEN:
         raise UsageError(f"{one_line(path)} is no result of eval --json") from None
     return before
 
