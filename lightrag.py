@@ -124,7 +124,6 @@ from __future__ import annotations
 import codecs
 import contextlib
 import errno
-import fnmatch
 import gc
 import heapq
 import io
@@ -8387,6 +8386,7 @@ def binary_reason(name):
     return f"binary ({kind})" if kind else ""
 
 
+@lru_cache
 def glob_filter(pattern):
     """Return a function (path, is it a folder) -> whether a walk for a glob wants it.
 
@@ -12501,12 +12501,10 @@ def plan_below(root, source):
 
 
 def files_below(root, glob):
-    """Yield the Found of each file below the root whose path or name fits a glob."""
-    root = os.path.realpath(root)
+    """Yield the Found of each file below the root that a glob names, as in_scope."""
+    root, scopes = os.path.realpath(root), [glob] if glob else []
     for item in walk_folder(root, root):
-        names = (item.source, item.source.rsplit("/", 1)[-1])
-        fits = any(fnmatch.fnmatchcase(name, glob or "*") for name in names)
-        if isinstance(item, Found) and fits:
+        if isinstance(item, Found) and in_scope(item.source, scopes):
             yield item
 
 
@@ -12627,10 +12625,7 @@ def rag_read(box, arguments):
     source = arguments["source"]
     document = box.knowledge.get(source)
     if document is None:
-        import difflib
-        near = difflib.get_close_matches(source, list(box.knowledge.documents), 3, 0.3)
-        hint = f" Nearest: {', '.join(near)}." if near else ""
-        return f"There is no document {source!r} in the knowledge base.{hint}"
+        return f"{one_line(source)} is {missing(source, box.knowledge.sources)}."
     return shown_lines(box, source, document, arguments)
 
 

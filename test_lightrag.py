@@ -9241,8 +9241,10 @@ class Test55Reach(AgentCase):
         def fenced(text):
             return lr.fenced(text, "list_files", NONCE)
 
-        self.assertEqual(self.run_tool("list_files", glob="*.py"), 
-                         fenced("src/retry.py (39 bytes)"))
+        for glob in ("*.py", "src/*", "src", "**/*.py"):
+            with self.subTest(glob):
+                self.assertEqual(self.run_tool("list_files", glob=glob),
+                                 fenced("src/retry.py (39 bytes)"))
         self.assertEqual(self.run_tool("list_files", glob="*.rs"),
                          fenced("No file fits."))
 
