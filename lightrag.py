@@ -10508,6 +10508,9 @@ def write_base(base, documents, changed, roots):
 # catalogue (JSON) | sources and kinds (JSON).
 
 
+INDEX_NAME = Pattern(r"[0-9a-f]{16}\.seg|\d+(?:-\d+)*\.map|\..+\.tmp")
+
+
 def map_path(path, stamp):
     """Return where the map of one version of a knowledge.json lies."""
     name = "-".join(map(str, stamp)) + ".map"
@@ -10522,6 +10525,9 @@ def write_index(base):
     base.index.flush()
     path = map_path(base.path, base.stamp)
     folder, mode = os.path.dirname(path), os.stat(base.path).st_mode & 0o777
+    if os.path.realpath(folder) != os.path.join(
+            os.path.realpath(os.path.dirname(folder)), os.path.basename(folder)):
+        raise StorageError(f"{folder} is a link: nothing is written or dropped there")
     with refusing(StorageError, f"cannot write {folder}"):
         os.makedirs(folder, exist_ok=True)
         for segment in base.index.segments:
@@ -10532,7 +10538,7 @@ def write_index(base):
         write_atomic(path, [packed_map(base)], mode)
         base.kept = True
         kept = {os.path.basename(path), *(s.name for s in base.index.segments)}
-        for name in set(os.listdir(folder)) - kept:
+        for name in filter(INDEX_NAME.fullmatch, set(os.listdir(folder)) - kept):
             with contextlib.suppress(OSError):      # Windows, while a reader maps it
                 os.unlink(os.path.join(folder, name))
 

@@ -6596,6 +6596,28 @@ class Test47Store(unittest.TestCase):
         with open(path, "wb") as file:
             file.write(data)
 
+    def test_only_files_of_an_index_are_dropped_and_none_behind_a_link(self):
+        self.filled()
+        base, other = lr.Knowledge(self.home), os.path.join(self.home, "other")
+        os.mkdir(other)
+        old = ["0123456789abcdef.seg", "1-2-3.map"]
+        for name in (*old, "passwd"):
+            self.put_bytes(os.path.join(self.index, name), b"x")
+            self.put_bytes(os.path.join(other, name), b"x")
+        base.add_text("one more", source="more.txt")
+        base.save()
+        self.assertIn("passwd", os.listdir(self.index))
+        self.assertFalse({*old} & {*os.listdir(self.index)})
+        if os.name != "nt":
+            shutil.rmtree(self.index)
+            os.symlink(other, self.index)
+            base = lr.Knowledge(self.home)
+            base.add_text("and another", source="another.txt")
+            base.save()
+            self.assertEqual(sorted(os.listdir(other)), [*old, "passwd"])
+            found = lr.Knowledge(self.home).search("another")
+            self.assertEqual(found[0].source, "another.txt")
+
     def test_the_index_of_another_tokeniser_is_never_used(self):
         text = "getUserName() stores 3.11 naïve classes' settings. 历史压缩的阈值 = 12,000"
         text += lr.STOP_WORDS       # which are passed over for neighbours
