@@ -10977,7 +10977,7 @@ def root_of(home):
 
 # =============================================================================
 # 49. Ingest -- plan, ask, add, sync and remove
-#    Uses: Settings, Errors, Prose, Chunks, Documents, Files, Folders, Sources
+#    Uses: Settings, Errors, Prose, Chunks, Documents, Paths, Files, Folders, Sources
 # =============================================================================
 
 # The only way in.  A plan says what would enter, and takes nothing in; the face asks;
@@ -11184,7 +11184,9 @@ def plan_sync(knowledge, scopes=()):
         if document.given or not in_scope(source, scopes):
             continue
         path = source_path(source, knowledge.root)
-        if not path or os.path.lexists(path):
+        if path and secret_reason(source):      # never added by this tool itself
+            kept.append((source, secret_reason(source)))
+        elif not path or os.path.lexists(path):
             known.append(source)
         elif reason := missing_anchor(knowledge, source):
             kept.append((source, reason))
@@ -14762,6 +14764,10 @@ class Consent:
             self.console.ask(f"Go ahead? {keys}", about, rules), "no"
         )
 
+    def keep(self, tool, patterns):
+        """Allow calls of a tool in this project from now on."""
+        self._keep([Rule("allow", tool, pattern) for pattern in patterns])
+
     def _keep(self, rules):
         self._change(with_rule, rules)
 
@@ -15276,7 +15282,42 @@ def permit(plan, knowledge, consent, dry_run):
         return plan, ""
     question = f"Add {describe_plan(plan, set(knowledge.sources))}"
     calls = [names[candidate.source] for candidate in candidates]
-    return plan, consent.refusal("rag_add", calls, question, patterns_of(plan, root))
+    reason = consent.refusal("rag_add", calls, question, patterns_of(plan, root))
+    foreign = [c for c in candidates if is_foreign(c.source, root)]
+    if foreign and not reason:
+        outside = plan._replace(candidates=foreign, roots=[
+            source for source in plan.roots if is_foreign(source, root)])
+        with contextlib.suppress(StorageError):     # then sync asks
+            consent.keep("sync", patterns_of(outside, root))
+    return plan, reason
+
+
+def is_foreign(source, root):
+    """Tell whether a source leads out of the project: an address, or by its path."""
+    path = source_path(source, root)
+    return not path or not is_below(os.path.realpath(path), os.path.realpath(root))
+
+
+def permit_known(plan, knowledge, consent, dry_run):
+    """Return a SyncPlan without what only a knowledge.json says was let in.
+
+    That file may have come with a repository, and can name anything.  What leads out of
+    the project is read again only where this user has added it, which is kept in the
+    user's own folder, or says yes now.
+    """
+    foreign = [source for source in plan.known if is_foreign(source, knowledge.root)
+               and "allow" not in (consent.verdict("sync", [source]),
+                                   consent.verdict("rag_add", [source]))]
+    question = f"Read again what leads out of the project: {first_few(foreign)}"
+    reason = "" if not foreign else (
+        "leads out of the project, and was not added here" if dry_run else
+        consent.refusal("sync", [(source,) for source in foreign], question,
+                        [source for source in foreign if "*" not in source]))
+    if not reason:
+        return plan
+    known = [source for source in plan.known if source not in foreign]
+    left = [(source, reason) for source in foreign]
+    return plan._replace(known=known, kept=[*plan.kept, *left])
 
 
 def patterns_of(plan, root):
@@ -15309,6 +15350,7 @@ def sync_sources(arguments, knowledge, options, console):
     """
     consent = open_consent(options, console, knowledge)
     plan = plan_sync(knowledge, scopes_of(arguments, knowledge, options.cwd))
+    plan = permit_known(plan, knowledge, consent, options.dry_run)
     usual = plan.fresh.skipped
     fresh, reason = permit(plan.fresh, knowledge, consent, options.dry_run)
     if reason:
@@ -15347,7 +15389,12 @@ def embed_command(options, console):
 
 
 def scopes_of(words, knowledge, cwd):
-    """Return sources, folders and globs by their names in the knowledge base."""
+    """Return sources, folders and globs by their names in the knowledge base.
+
+    Raises UsageError for an empty word: as a path it would be the whole folder
+    """
+    if "" in words:
+        raise UsageError("a source is missing: its name is empty")
     root = os.path.realpath(knowledge.root)
     return [scope_of(word, knowledge.sources, root, cwd) for word in words]
 

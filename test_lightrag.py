@@ -10337,6 +10337,46 @@ class Test71Intake(unittest.TestCase):
         code, report = self.project.data("sync", "-y")
         self.assertEqual((code, report["added"]), (0, ["notes/new.md"]))
 
+    def test_sync_reads_nothing_that_only_a_foreign_base_names(self):
+        outside = os.path.join(self.project.folder, "diary.md")
+        self.project.write("../diary.md", "my words")
+        self.project.write(".env", "PASSWORD=hunter2secret\n")
+        pages = [[answer(200, b"its words", Content_Type="text/plain")]] * 2
+        with ScriptedServer(pages) as server:
+            page = server.url + "/a.txt"
+            rows = [{"title": "T", "source": source, "kind": "text", "text": "x y",
+                     "added_at": "2026-01-02T03:04:05Z", "sha256": "00",
+                     "chunks": [[0, 3, ""]]} for source in (outside, ".env", page)]
+            base = {"format": "lightrag/knowledge", "version": 1, "roots": [],
+                    "documents": rows}
+            self.project.write(".lightrag/knowledge.json", json.dumps(base))
+            _, report = self.project.data("sync")
+            self.assertEqual((report["updated"], server.requests), ([], []))
+            self.assertEqual({row["source"] for row in report["skipped"]},
+                             {outside, ".env", page})
+            _, report = self.project.data("sync", "-y")
+            self.assertEqual(report["updated"], [outside, page])
+
+    def test_sync_reads_again_what_was_added_from_outside(self):
+        outside = os.path.join(self.project.folder, "diary.md")
+        folder = os.path.join(self.project.folder, "other")
+        self.project.write("../diary.md", "my words")
+        self.project.write("../other/a.md", "its words")
+        self.project.call("add", outside, folder, "-y")
+        self.project.write("../diary.md", "my new words")
+        self.project.write("../other/a.md", "its new words")
+        code, report = self.project.data("sync")
+        self.assertEqual((code, len(report["updated"])), (0, 2))
+
+    def test_an_empty_name_is_no_source(self):
+        self.project.call("add", ".", "-y")
+        for words in (("remove", ""), ("sync", ""), ("remove", "port.txt", "")):
+            with self.subTest(words):
+                code, _, err = self.project.call(*words)
+                self.assertEqual(code, 2)
+                self.assertIn("its name is empty", err)
+        self.assertEqual(len(self.sources()), 3)
+
     def test_sync_of_one_source_leaves_the_others(self):
         self.project.call("add", ".", "-y")
         for name in PROJECT_FILES:
