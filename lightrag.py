@@ -12568,7 +12568,9 @@ def run_quietly(command, folder):
     Raises SourceError when it is not there, fails or takes too long
     """
     import subprocess
-    environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
+    # A partial clone fetches what it lacks, by a program that its own config may name.
+    environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0",
+               "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
     try:
         done = subprocess.run(command, cwd=folder, timeout=GIT_TIMEOUT_S, check=False,
                               env=environ, stdin=subprocess.DEVNULL,

@@ -9294,6 +9294,27 @@ class Test55Reach(AgentCase):
         self.assertIn("Set the limit", self.run_tool("recent_changes", path="src"))
         self.assertIn("No commit fits", self.run_tool("recent_changes", path="notes/x"))
 
+    def test_the_history_of_a_partial_clone_starts_no_program(self):
+        ran, clone = os.path.join(self.root, "ran"), os.path.join(self.root, "clone")
+        git = ["git", "-c", "user.name=A", "-c", "user.email=a@b", "-C", self.root]
+        self.write("one.txt", "words of it\n" * 30)
+        for words in (["init", "-q"], ["add", "one.txt"], ["commit", "-qm", "One"],
+                      ["mv", "one.txt", "two.txt"]):
+            subprocess.run([*git, *words], check=True)
+        self.write("two.txt", "words of it\n" * 29 + "and more\n")
+        for words in (["commit", "-qam", "Two"],
+                      ["config", "uploadpack.allowFilter", "true"]):
+            subprocess.run([*git, *words], check=True)
+        subprocess.run(["git", "clone", "-q", "--filter=blob:none", "--no-checkout",
+                        "file://" + self.root, clone], check=True)
+        for name, value in (("remote.origin.url", "ssh://host.invalid/x"),
+                            ("core.sshCommand", f"touch '{ran}' #")):
+            subprocess.run(["git", "-C", clone, "config", name, value], check=True)
+        with contextlib.suppress(lr.SourceError):
+            base = lr.Knowledge(os.path.join(clone, ".lightrag"))
+            lr.recent_changes(self.agent(None).calls.box._replace(knowledge=base), {})
+        self.assertFalse(os.path.exists(ran))
+
     def test_recent_changes_without_a_repository(self):
         text = self.run_tool("recent_changes")
         self.assertIn("failed", text)
