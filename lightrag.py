@@ -11521,6 +11521,10 @@ def conversation_of(record):
         raise ValueError(problems[0])
     if not re.fullmatch(r"\w{8,}", record["nonce"]):
         raise ValueError("its markers are no markers")
+    words = [record[key] for key in ("name", "created_at", "summary", "earlier")]
+    words += [word for kind, text in record["notes"] for word in (kind, text)]
+    if not all(isinstance(word, str) for word in words):
+        raise ValueError("words in it are no words")
     # Older files have [kind, hit] for a source; nothing ever asked for the kind.
     hits = [Hit(**(row[1] if isinstance(row, list) else row))
             for row in record["sources"]]
@@ -11566,7 +11570,10 @@ def load_conversation(folder, name):
     path = os.path.join(folder, chosen + ".json")
     data, _ = read_stamped(path)
     try:
-        return conversation_of(json.loads((data or b"").decode("utf-8")))
+        conversation = conversation_of(json.loads((data or b"").decode("utf-8")))
+        if conversation.name != chosen:     # it would be saved under that name
+            raise ValueError("its name is another")
+        return conversation
     except MISSHAPEN as error:
         raise StorageError(
             f"{path} is damaged ({one_line(str(error), NAMED_CHARS_MAX)}); the other "

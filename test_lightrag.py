@@ -9380,6 +9380,15 @@ class Test51Conversation(AgentCase):
                 file.write(data)
             with self.assertRaises(lr.StorageError):
                 lr.load_conversation(folder, "x")
+        whole = lr.Conversation("x", "2026-01-02T03:04:05Z").record()
+        for name, value in (("name", "../../victim"), ("name", 5), ("summary", 5),
+                            ("earlier", [1]), ("notes", "x"), ("notes", [["goal", 5]])):
+            with self.subTest(name), open(os.path.join(folder, "x.json"), "w",
+                                          encoding="utf-8") as file:
+                json.dump({**whole, name: value}, file)
+                file.flush()
+                with self.assertRaises(lr.StorageError):
+                    lr.load_conversation(folder, "x")
         with self.assertRaises(lr.NotFoundError):
             lr.load_conversation(folder, "../x")
 
