@@ -8871,7 +8871,7 @@ class Lock:
 
     def __enter__(self):
         with refusing(StorageError, f"cannot lock {self._path}"):
-            self._file = open(self._path, "ab")
+            self._file = open(self._path, "ab", opener=_open_itself)
         try:
             self._wait()
         except BaseException:
@@ -8896,6 +8896,13 @@ class Lock:
             self._file.seek(0)
             msvcrt.locking(self._file.fileno(), msvcrt.LK_UNLCK, 1)
         self._file.close()
+
+
+def _open_itself(path, flags):
+    """Open a file for open(), no link to another, and no pipe to wait at."""
+    for name in ("O_NOFOLLOW", "O_NONBLOCK"):       # not on Windows
+        flags |= getattr(os, name, 0)
+    return os.open(path, flags, 0o666)
 
 
 def _try_lock(file, path):

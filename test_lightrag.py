@@ -5306,6 +5306,16 @@ class Test40Files(unittest.TestCase):
         with lr.Lock(self.path, 5):
             pass                        # a killed process holds nothing
 
+    @unittest.skipUnless(hasattr(os, "mkfifo"), "this system has no pipes with names")
+    def test_a_lock_is_neither_a_pipe_nor_a_link(self):
+        pipe, link = os.path.join(self.folder, "pipe"), os.path.join(self.folder, "link")
+        os.mkfifo(pipe)
+        os.symlink(os.path.join(self.folder, "made"), link)
+        for path in (pipe, link):
+            with self.subTest(path), self.assertRaises(lr.StorageError):
+                lr.Lock(path, timeout_s=0).__enter__()
+        self.assertNotIn("made", os.listdir(self.folder))
+
     def test_a_lock_where_nothing_can_be_made(self):
         with self.assertRaisesRegex(lr.StorageError, "cannot lock"):
             lr.Lock(os.path.join(self.folder, "no", "lock")).__enter__()
