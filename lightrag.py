@@ -8297,11 +8297,14 @@ def wildcard_regex(pattern, prefix="star"):
     parts = list(_PATTERN_PARTS.finditer(pattern))
     words = [part.group().replace("\\/", "/") for part in parts] + [""]
     out, pieces, i = [], [""], 0    # pieces: what stands between the * of one name
+    runs = []                       # of names, each between a **/ and the next
     while i < len(parts):
         deep = words[i].startswith("**") and (i == 0 or words[i - 1] == "/")
-        if deep and words[i + 1] in ("/", ""):
-            out.append("(?:.*/)?" if words[i + 1] else ".+")
-            i += 1
+        if deep and words[i + 1] == "/":
+            runs.append("".join(out))
+            out, i = [], i + 1
+        elif deep and not words[i + 1]:
+            out.append(".+")
         elif words[i] == "/":
             out += [_name_regex(pieces, f"{prefix}{i}_"), "/"]
             pieces = [""]
@@ -8313,7 +8316,12 @@ def wildcard_regex(pattern, prefix="star"):
                 return ""
             pieces[-1] += regex
         i += 1
-    return "".join(out) + _name_regex(pieces, prefix)
+    runs.append("".join(out) + _name_regex(pieces, prefix))
+    # The first place of a run leaves most for the next, so it is never tried again.
+    first = [f"(?=(?P<{prefix}run{n}>(?:.*?/)??{run}))(?P={prefix}run{n})"
+             for n, run in enumerate(runs[1:-1])]
+    last = ["(?:.*/)?" + runs[-1]] * (len(runs) > 1)
+    return "".join([runs[0], *first, *last])
 
 
 def _name_regex(pieces, prefix):

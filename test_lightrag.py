@@ -4965,6 +4965,13 @@ class Test38Paths(unittest.TestCase):
         rules = lr.IgnoreRules("*a" * 40 + "*b\n" + " " * 200_000 + "x")
         self.assertEqual(rules.match("a" * 250), "")    # or it would not end
 
+    def test_many_deep_stars_take_no_time(self):
+        rules = lr.IgnoreRules("**/a/" * 12 + "**/b\n")
+        self.assertEqual(rules.match("a/" * 200 + "c"), "")
+        self.assertNotEqual(rules.match("a/" * 200 + "b"), "")
+        self.assertNotEqual(rules.match("x/a/y/" * 12 + "b"), "")
+        self.assertEqual(rules.match("x/a/y/" * 11 + "b"), "")
+
     def test_PTH_2_secret_names_in_any_case(self):
         for path in (
             ".env", ".ENV", ".env.local", "prod.env", ".envrc", "ID_RSA", "id_ed25519",
