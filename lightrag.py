@@ -7349,7 +7349,7 @@ def _chunk_of(event, data):
         chunk = data
     if event == "error":
         raise FaultError(fault_of(chunk))
-    if not isinstance(chunk, dict):
+    if not (isinstance(chunk, dict) and isinstance(chunk.get("choices") or [], list)):
         raise CutError(f"the answer is damaged: {one_line(data, DAMAGE_CHARS_MAX)}")
     if chunk.get("error") or ("choices" not in chunk and fault_of(chunk).message):
         raise FaultError(fault_of(chunk))
@@ -7685,8 +7685,8 @@ STATED_NUMBER = Pattern(
     r"(?<![a-z_\d.])(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)*)"
     r"(?:(k)(?![a-z])|\s*(thousand|[mbtr]+illion)(?![a-z])|\s*([百千]?[万萬亿億]|[百千]))?"
 )
-CHINESE_NUMBER = Pattern(
-    "[" + "".join(CHINESE_DIGITS) + "".join(CHINESE_TENS) + "万萬亿億]+"
+CHINESE_NUMBER = Pattern(       # longer ones are no numbers, and no int reads them
+    "[" + "".join(CHINESE_DIGITS) + "".join(CHINESE_TENS) + "万萬亿億]{1,40}"
 )
 # What makes one sign a number and not part of a word (四川, 三明治).
 COUNTED = Pattern(rf"\s*([{COUNTED_SIGNS}])")
@@ -7818,15 +7818,15 @@ def stated(text):
 LEADING_MARKS = Pattern(rf"(?:\s*{MARK.pattern})+[.。,，;；]?")
 BULLET = Pattern(r"[ \t]*(?:[-*+•>#]+|\d{1,3}[.)、])[ \t]+")
 QUOTED = Pattern(
-    r"“([^”]{2,})”|\"([^\"\n]{2,})\"|「([^」]{2,})」|『([^』]{2,})』|《([^》]{2,})》"
-    r"|`([^`\n]+)`"
+    r"“([^”]{2,999})”|\"([^\"\n]{2,})\"|「([^」]{2,999})」|『([^』]{2,999})』"
+    r"|《([^》]{2,999})》|`([^`\n]+)`"
 )
 CODE_NAME = Pattern(
     r"(?<![\w/.])(?:"
     r"--[a-z][\w-]+"                                # --flag
-    r"|(?:[\w.-]+)?(?:[/\\][\w.-]+){2,}|[/\\][\w.-]+[\w]"   # a/b/c, /etc
-    r"|[\w-]+(?:/[\w-]+)*\.[A-Za-z]\w{1,5}(?![\w.])"    # name.md
-    r"|\w*[A-Za-z]\w*_\w+|_\w+"                     # snake_case
+    r"|(?:[\w.-]{1,99})?(?:[/\\][\w.-]+){2,}|[/\\][\w.-]+[\w]"   # a/b/c, /etc
+    r"|[\w-]{1,99}(?:/[\w-]+)*\.[A-Za-z]\w{1,5}(?![\w.])"    # name.md
+    r"|\w{0,99}[A-Za-z]\w{0,99}_\w+|_\w+"           # snake_case
     r"|[a-z]+[A-Z]\w*|[A-Z][a-z]+[A-Z]\w*"          # camelCase
     r"|[A-Za-z]+\d\w*|\d+[A-Za-z]{2,}\d\w*"         # gpt4
     r")"

@@ -4422,6 +4422,11 @@ class Test33Deltas(unittest.TestCase):
             with self.subTest(stream), self.assertRaises(kind):
                 self.turn(stream)
 
+    def test_choices_of_another_shape_are_a_damaged_answer(self):
+        for choices in (5, True, "x", {"a": 1}):
+            with self.subTest(choices=choices), self.assertRaises(lr.CutError):
+                list(lr.read_answer(iter([sse({"choices": choices})]), lr.Deltas()))
+
     def test_an_answer_that_is_not_streamed(self):
         said = {"role": "assistant", "content": "Hi", "tool_calls": None}
         body = {"choices": [{"index": 0, "message": said, "finish_reason": "stop"}],
@@ -4686,6 +4691,11 @@ class Test36Checking(unittest.TestCase):
     def why(self, sentence, *texts):
         hits = [hit_of(text, source="notes/day5.html") for text in texts]
         return lr.why_unsupported(sentence, hits, same_idf)
+
+    def test_a_run_of_one_sign_is_looked_at_once(self):
+        for sign in ("a", "“", "a-", "一", "亿", "_", "/a", "."):
+            with self.subTest(sign):
+                self.why(sign * 20_000 + " x", sign * 20_000)
 
     def test_true_claims_pass(self):
         table = [
