@@ -18715,8 +18715,6 @@ def read_request(line):
         if "result" in found or "error" in found:
             return None, "", {}         # an answer; nothing was asked here
         raise RpcError(RPC_REQUEST, "a request has a method and an id")
-    if not isinstance(params, dict):
-        raise RpcError(RPC_PARAMS, "params is to be an object")
     return name, method, params
 
 
@@ -18802,6 +18800,10 @@ class Mcp:
         name = None
         try:
             name, method, params = read_request(line)
+            if not isinstance(params, dict):
+                if name is None:
+                    return
+                raise RpcError(RPC_PARAMS, "params is to be an object")
             if name is None:
                 self._notified(method, params)
                 return
@@ -18826,7 +18828,10 @@ class Mcp:
 
     def _queue(self, name, params, stateless):
         from threading import Event
-        tool, arguments = MCP_TOOLS.get(params.get("name")), params.get("arguments", {})
+        tool = MCP_TOOLS.get(str(params.get("name")))
+        arguments = params.get("arguments")
+        if arguments is None:
+            arguments = {}
         if tool is None:
             raise RpcError(RPC_PARAMS, f"there is no tool {params.get('name')!r}")
         if not isinstance(arguments, dict):
@@ -18834,7 +18839,8 @@ class Mcp:
         if name in self.cancelled:
             raise RpcError(RPC_REQUEST, "a request with this id is still running")
         self.cancelled[name] = Event()
-        token = (params.get("_meta") or {}).get("progressToken")
+        meta = params.get("_meta")
+        token = meta.get("progressToken") if isinstance(meta, dict) else None
         self.calls.put((name, tool, arguments, token, stateless))
 
     def _work(self):

@@ -13169,6 +13169,21 @@ class Test95Mcp(unittest.TestCase):
         result = found[1]["result"]
         return result["content"][0]["text"], result["isError"]
 
+    def test_parameters_of_any_shape_are_refused_under_their_id(self):
+        good = {"name": "rag_search", "arguments": {"query": "port"}}
+        found, said = self.talk(
+            {"id": 1, "method": "tools/call", "params": {"name": {}}},
+            {"id": 2, "method": "tools/call", "params": {"name": []}},
+            {"id": 3, "method": "tools/list", "params": None},
+            {"id": 4, "method": "tools/list", "params": []},
+            {"method": "notifications/cancelled", "params": 5},
+            {"id": 6, "method": "tools/call", "params": {**good, "_meta": 5}},
+            {"id": 7, "method": "tools/call", "params": {**good, "arguments": [1]}},
+        )
+        self.assertEqual({n: "result" in found[n] for n in found},
+                         {1: False, 2: False, 3: False, 4: False, 6: True, 7: False})
+        self.assertEqual(len(said), 6)
+
     def test_a_search_is_reranked_only_where_that_is_allowed(self):
         def _found(*words):
             text, _ = self.call("rag_search", words, query="planner OR port")
