@@ -12683,7 +12683,7 @@ def lines_of(source, document, first=1, last=None):
     first     int, number of the first line wanted
     last      int, number of the last one; None = to the end
     """
-    lines = document.text.splitlines(keepends=True) or [""]
+    lines = [*io.StringIO(document.text)] or [""]   # parted as everywhere: at \n alone
     first = max(1, first)
     wanted = lines[first - 1 : max(first, last or len(lines))]
     sizes = accumulate(map(len, wanted))

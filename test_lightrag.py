@@ -9297,6 +9297,13 @@ class Test55Reach(AgentCase):
         self.assertEqual(self.run_tool("list_files", glob="*.rs"),
                          fenced("No file fits."))
 
+    def test_a_line_ends_at_a_newline_alone(self):
+        self.write("feed.txt", "# Alpha\n\x0c\nbeta \u2028line\n\x0bgamma\nlimit is 77\n")
+        text = self.run_tool("read_file", path="feed.txt", start_line=5)
+        self.assertIn("limit is 77", text)
+        self.assertIn("only 5 lines",
+                      self.run_tool("read_file", path="feed.txt", start_line=6))
+
     def test_reading_on_after_a_cut(self):
         self.write("big.txt", "".join(f"line {i} " + "x" * 90 + "\n" for i in range(300)))
         text = self.run_tool("read_file", path="big.txt")
