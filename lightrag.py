@@ -7399,7 +7399,10 @@ Rewrite the last question so that it can be understood and searched for without 
 conversation. Answer with the question alone, in its own language."""
 
 DATA_MARK = Pattern(r"\[data (\w+) ")
-MARK = Pattern(r"[\[【]((?:\d{1,4})(?:\s*[,，、;]\s*\d{1,4})*)[\]】](?!\()")
+MARK = Pattern(     # [1], [2, 3], 【4】 and, as models vary it, [^1] [ 1 ] \[1\] 【1†a】
+    r"\\?[\[【][ ^]?((?:\d{1,4})(?:\s*[,，、;]\s*\d{1,4})*)"
+    r" ?(?:†[^\]】\n]{0,99})?\\?[\]】](?!\()"
+)
 
 
 class Register:

@@ -4594,6 +4594,7 @@ class Test34Context(unittest.TestCase):
             ("a [1] b [2][3].", [1, 2, 3]), ("[1, 2] 和【3】", [1, 2, 3]),
             ("no marks", []), ("`a[1]`", []), ("```\nx[2]\n```\n[3]", [3]),
             ("[4](http://x)", []), ("[99999]", []), ("［5］", []), ("[x]", []),
+            ("[^1] [ 2 ] \\[3\\] 【4†source】", [1, 2, 3, 4]), ("[1-3] [^a]", []),
         ]:
             with self.subTest(text):
                 self.assertEqual(lr.marks_in(text), numbers)

@@ -52,7 +52,10 @@ class Kept:
         """Return the vector of a question."""
         if question not in self._rows:
             return self._embedder.question_vector(question)
-        return self._vectors.get(self._rows[question])
+        self._vectors.settle()
+        start = self._rows[question] * self._vectors.dimension
+        stored = self._vectors._rows[start : start + self._vectors.dimension]
+        return [byte - 128 for byte in stored]      # a scale is nothing to a cosine
 
 
 def chosen(tool, judged, most):
