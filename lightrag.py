@@ -1116,12 +1116,16 @@ def normalise(text):
     >>> normalise("Ｃａｆé ＳＴＲＡＳＳＥ")
     'cafe strasse'
     """
-    return _fold(unicodedata.normalize("NFKC", text)).casefold()
+    return simplified(_fold(unicodedata.normalize("NFKC", text))).casefold()
 
 
-def squeezed(text):
-    """Return a text without case and all that is no letter or digit."""
-    return re.sub(r"[\W_]+", "", normalise(text))
+def simplified(text):
+    """Return a text with simplified signs for those of traditional Chinese.
+
+    >>> simplified("電學 dian")
+    '电学 dian'
+    """
+    return NOT_SIMPLE.sub(lambda match: SIMPLER[match[0]], text)
 
 
 def tokens(text):
@@ -1260,8 +1264,7 @@ def _readable(text):
         text = text.replace(sign, plain)
     if not unicodedata.is_normalized("NFKC", text):
         text = unicodedata.normalize("NFKC", text)
-    text = NOT_SIMPLE.sub(lambda match: SIMPLER[match[0]], text)
-    return UNSEEN.sub("", text)
+    return UNSEEN.sub("", simplified(text))
 
 
 def _fold(text):
@@ -1368,12 +1371,6 @@ def _weighed(word, latin):
         return [(found[0], latin)]
     return [*((part, PART_WEIGHT * latin) for part in found[:-1]),
             (found[-1], WHOLE_WEIGHT * latin)]
-
-
-def script_of(text):
-    """Return how the Chinese of a text is written: Hant, Hans, or "" for none."""
-    signs, traditional = len(HAN.findall(text)), len(NOT_SIMPLE.findall(text))
-    return ("Hant" if traditional * 10 > signs else "Hans") if signs else ""
 
 
 def language(text):
@@ -5544,6 +5541,17 @@ def excerpts_of(hit):
     return found
 
 
+def squeezed(text):
+    """Return a text without case and all that is no letter or digit."""
+    return re.sub(r"[\W_]+", "", normalise(text))
+
+
+def script_of(text):
+    """Return how the Chinese of a text is written: Hant, Hans, or "" for none."""
+    signs, traditional = len(HAN.findall(text)), len(NOT_SIMPLE.findall(text))
+    return ("Hant" if traditional * 10 > signs else "Hans") if signs else ""
+
+
 def excerpts_about(name, hits):
     """Yield (place, excerpt) of hits: all, or of code those of one definition alone.
 
@@ -8014,7 +8022,7 @@ def word_support(sentence, found, idf):
     sources themselves.  Of a run of signs, what no pair that is
     found covers is foreign; long, or looking like a name, it must not be there.
     """
-    sentence = SPEAKING_PHRASE.sub(" ", sentence)
+    sentence = simplified(SPEAKING_PHRASE.sub(" ", sentence))
     speaking, light = token_set(SPEAKING_WORDS), token_set(ASKING_WORDS)
     weighted = [(token, weight * (idf(token) + IDF_PRIOR)
                  * (LIGHT_SHARE if token in light else 1.0))

@@ -4693,6 +4693,15 @@ class Test36Checking(unittest.TestCase):
         hits = [hit_of(text, source="notes/day5.html") for text in texts]
         return lr.why_unsupported(sentence, hits, same_idf)
 
+    def test_signs_of_either_script_say_the_same(self):
+        traditional = "電學之父吉爾柏特在倫敦發現了地球的磁場。"
+        simple = "电学之父吉尔柏特在伦敦发现了地球的磁场。"
+        for claim in (traditional, simple):
+            for text in (traditional, simple):
+                with self.subTest(claim=claim, text=text):
+                    self.assertEqual(self.why(claim, text), "")
+            self.assertNotEqual(self.why(claim, "長頸鹿生活在非洲的草原上。"), "")
+
     def test_a_run_of_one_sign_is_looked_at_once(self):
         for sign in ("a", "“", "a-", "一", "亿", "_", "/a", "."):
             with self.subTest(sign):
