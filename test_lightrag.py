@@ -69,13 +69,21 @@ def growth(work, size):
     """How much longer work takes on 8 times the size: 8 when linear, 64 when quadratic.
 
     work  callable(size); processor time counts, which other processes disturb least
+
+    A run that another process did disturb is told by a second and a third one: what
+    is quadratic is so each time.
     """
-    seconds = []
-    for count in (size, 8 * size):
-        started = time.process_time()
-        work(count)
-        seconds.append(time.process_time() - started)
-    return seconds[1] / max(seconds[0], 0.01)
+    best = math.inf
+    for _ in range(3):
+        seconds = []
+        for count in (size, 8 * size):
+            started = time.process_time()
+            work(count)
+            seconds.append(time.process_time() - started)
+        best = min(best, seconds[1] / max(seconds[0], 0.01))
+        if best < LINEAR:
+            break
+    return best
 
 
 LINEAR = 24     # a growth that no quadratic step stays below
@@ -5865,6 +5873,21 @@ def closed_port():
         return listener.getsockname()[1]
 
 
+@contextlib.contextmanager
+def unresolved(code):
+    """Every name stays unknown, for the reason `code`: machines differ in theirs."""
+    resolve = socket.getaddrinfo
+
+    def _refuse(*_, **__):
+        raise socket.gaierror(code, "no address")
+
+    socket.getaddrinfo = _refuse
+    try:
+        yield
+    finally:
+        socket.getaddrinfo = resolve
+
+
 class OnBothTransports:
     """Mixin: a test case class of each transport; the requests one needs requests."""
 
@@ -6149,7 +6172,8 @@ class PageCases(OnBothTransports):
     def test_broken_connections_are_one_sentence(self):
         port = closed_port()
         self.error(lr.LostError, f"http://127.0.0.1:{port}/", "refused")
-        self.error(lr.NetworkError, "http://no-such-host.invalid/", "cannot find")
+        with unresolved(socket.EAI_NONAME):
+            self.error(lr.NetworkError, "http://no-such-host.invalid/", "cannot find")
         for script, kind in ((["reset"], lr.LostError), ([], lr.LostError),
                              ([answer(200, length=False), b"x", 0.1, "reset"], lr.LostError),
                              ([b"SSH-2.0-OpenSSH\r\n"], lr.NetworkError)):
@@ -7730,7 +7754,10 @@ class ModelCases(OnBothTransports):
     def test_connection_errors_name_the_setting(self):
         nobody = f"http://127.0.0.1:{closed_port()}"
         self.error(lr.LostError, self.model(nobody), "refused", "OPENAI_BASE_URL")
-        self.error(lr.NetworkError, self.model("http://no-such-host.invalid"), "OPENAI_BASE_URL")
+        for code, kind in ((socket.EAI_NONAME, lr.NetworkError), (socket.EAI_AGAIN, lr.LostError)):
+            with unresolved(code):
+                self.error(kind, self.model("http://no-such-host.invalid"), "cannot find",
+                           "OPENAI_BASE_URL")
         for url in ("localhost:1", "ftp://x"):
             self.error(lr.ConfigError, self.model(url), "OPENAI_BASE_URL")
         with ScriptedServer([["stall"]]) as server:
