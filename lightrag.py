@@ -6879,7 +6879,7 @@ def fault_of(value):
     """
     codes, status = [], 0
     code_keys = ("code", "type", "param", "loc")
-    text_keys = ("error", "message", "detail", "msg", "error_msg", "errors")
+    text_keys = ("error", "message", "detail", "msg", "error_msg", "errors", "text")
     while isinstance(value, (dict, list)) and value:
         if isinstance(value, list):
             value = value[0]
@@ -6958,6 +6958,13 @@ def _wire_name(name):
 NEWLINE = Pattern(rb"\r\n|\n|\r")
 THINK, THOUGHT = "<think>", "</think>"
 THINK_TAG = Pattern("</?think>")
+# What opens thoughts at the beginning of an answer, and what ends them.
+THINK_TAGS = {
+    **{f"<{name}>": f"</{name}>"
+       for name in ("think", "thinking", "thought", "reasoning", "seed:think")},
+    "[THINK]": "[/THINK]", "◁think▷": "◁/think▷",
+    "<|channel|>analysis<|message|>": "<|start|>assistant<|channel|>final<|message|>",
+}
 
 
 @named_tuple
@@ -6982,7 +6989,8 @@ class TextReset:
 def sse_events(pieces):
     """Yield (event, data) as text from the bytes of a stream, however they are cut.
 
-    A JSON body in place of a stream, in one or many lines, gives its data too.
+    A JSON body in place of a stream, in one or many lines, gives its data too; so do
+    events that no blank line parts, for no JSON goes on with { behind a line's }.
     >>> list(sse_events([b"data: 1\\r", b"\\ndata:2\\r\\n\\n: ping\\n\\ndata: 3"]))
     [('', '1\\n2'), ('', '3')]
     """
@@ -6995,6 +7003,9 @@ def sse_events(pieces):
                 yield event, "\n".join(data)
             event, data = "", []
         elif field == "data":
+            if data and data[-1].endswith("}") and value.startswith(("{", "[DONE]")):
+                yield event, "\n".join(data)
+                data = []
             data.append(value)
         elif field == "event":
             event = value
@@ -7031,14 +7042,14 @@ def _lines(pieces):
 
 
 class ThinkTags:
-    """Parts thoughts between <think> tags from the answer, wherever deltas are cut.
+    """Parts thoughts between THINK_TAGS from the answer, wherever deltas are cut.
 
     A tag counts at the beginning of the answer only: an answer may speak of tags.  A
     server whose template opens the tag itself sends only the end, on a line's start.
     """
 
     def __init__(self):
-        self.step, self.held = self._before, ""
+        self.step, self.held, self.end = self._before, "", THOUGHT
         self.thought = False        # a block of thoughts has ended
         self.lone = True            # an end without a beginning may still come
         self.line_start = True
@@ -7061,19 +7072,22 @@ class ThinkTags:
 
     def _before(self):
         bare = self.held.lstrip()
-        if bare.startswith(THINK):
-            self.held, self.step, self.lone = bare[len(THINK):], self._inside, False
-        elif not THINK.startswith(bare) or len(self.held) > BLANKS_HELD_MAX:
+        tag = next(filter(bare.startswith, THINK_TAGS), "")
+        if tag:
+            self.held, self.end = bare[len(tag):], THINK_TAGS[tag]
+            self.step, self.lone = self._inside, False
+        elif (not any(tag.startswith(bare) for tag in THINK_TAGS)
+              or len(self.held) > BLANKS_HELD_MAX):
             self.held = bare if self.thought else self.held
             self.step = self._after
         return ()
 
     def _inside(self):
-        text, tag, rest = self.held.partition(THOUGHT)
+        text, tag, rest = self.held.partition(self.end)
         if tag:
             self.step, self.thought = self._before, True
         else:
-            text, rest = _hold_back(text)
+            text, rest = _hold_back(text, self.end)
         self.held = rest
         return [ReasoningDelta(text)] if text else []
 
@@ -7083,7 +7097,7 @@ class ThinkTags:
         if tag:
             text, rest = text[: tag.start()], text[tag.end() :]
         elif self.lone:
-            text, rest = _hold_back(text)
+            text, rest = _hold_back(text, THINK, THOUGHT)
         line_start = text.endswith("\n") if text else self.line_start
         if tag and tag.group() == THOUGHT and line_start:
             self.held, self.step = rest, self._before
@@ -7095,16 +7109,16 @@ class ThinkTags:
         return [TextDelta(text)] if text else []
 
 
-def _hold_back(text):
+def _hold_back(text, *tags):
     """Part a text before an end of it that may be the beginning of a tag.
 
-    >>> _hold_back("a < b </th"), _hold_back("a < b")
+    >>> _hold_back("a < b </th", THINK, THOUGHT), _hold_back("a < b", THINK)
     (('a < b ', '</th'), ('a < b', ''))
     """
-    start = text.rfind("<", -len(THOUGHT))
-    end = text[start:] if start >= 0 else "no tag"
-    if THINK.startswith(end) or THOUGHT.startswith(end):
-        return text[:start], end
+    for tag in tags:
+        for size in range(len(tag) - 1, 0, -1):
+            if text.endswith(tag[:size]):
+                return text[:-size], text[-size:]
     return text, ""
 
 
@@ -7123,6 +7137,9 @@ class CallDelta:
     """A model begins a tool call."""
 
     name: str
+
+
+PINGS = set_of("ping pong heartbeat keepalive keep-alive null")    # say: I am alive
 
 
 class FaultError(LightragError):
@@ -7146,6 +7163,20 @@ class _OpenCall:
 
     def __init__(self, index):
         self.index, self.id, self.name, self.parts = index, "", "", []
+
+    def read(self):
+        """Return what parse_arguments says of the fragments.
+
+        Some servers send {} first, or at last all of the fragments once more.
+        """
+        found, (first, *_) = parse_arguments("".join(self.parts)), [*self.parts, ""]
+        if found[1] and first.strip() in ("{}", "null"):
+            return parse_arguments("".join(self.parts[1:]))
+        if found[1]:
+            *earlier, last = self.parts
+            if "".join(earlier) == last or all(map(last.startswith, earlier)):
+                return parse_arguments(last)
+        return found
 
     def is_whole(self):
         """Tell whether the arguments so far are complete."""
@@ -7175,9 +7206,13 @@ class Deltas:
         self.chunks += 1
         self._add_usage(chunk.get("usage"))
         for choice in chunk.get("choices") or ():
-            if not isinstance(choice, dict) or choice.get("index") not in (None, 0):
+            if not isinstance(choice, dict) or _number(choice.get("index")):
                 continue
-            delta = choice.get("delta") or choice.get("message")
+            if choice.get("error"):
+                raise FaultError(fault_of(choice))
+            delta = choice.get("delta")
+            if not (delta or self.text or self.calls):  # else it says all once more
+                delta = choice.get("message")
             if isinstance(delta, dict):
                 yield from self._add_delta(delta)
             self.finish = str(choice.get("finish_reason") or self.finish)
@@ -7205,6 +7240,7 @@ class Deltas:
                 else:
                     yield from self._add_text(text)
         fragments = delta.get("tool_calls")
+        fragments = [fragments] if isinstance(fragments, dict) else fragments
         for fragment in fragments if isinstance(fragments, list) else ():
             if isinstance(fragment, dict):
                 yield from self._add_fragment(fragment)
@@ -7228,9 +7264,8 @@ class Deltas:
 
     def _add_fragment(self, fragment):
         function = fragment.get("function")
-        function = function if isinstance(function, dict) else {}
-        index, id_ = fragment.get("index"), fragment.get("id")
-        index = index if isinstance(index, int) else None
+        function = function if isinstance(function, dict) else fragment
+        index, id_ = _number(fragment.get("index")), fragment.get("id")
         id_ = id_ if isinstance(id_, str) else ""
         call = self._call_of(index, id_, function)
         if call is None:
@@ -7299,10 +7334,22 @@ class Deltas:
             number += 1
             id_ = f"{call.id or 'call'}_{number}"
         self.taken.add(id_)
-        arguments, problem = parse_arguments("".join(call.parts))
+        arguments, problem = call.read()
         if problem:
             problem = argument_problem(call.name, problem, self.tools)
         return Call(id_, call.name, arguments, CUT_CALL if is_cut else problem)
+
+
+def _number(index):
+    """Return an index as a number; None where it is none.
+
+    >>> _number("1"), _number(0.0), _number(None)
+    (1, 0, None)
+    """
+    try:
+        return int(index)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _parts(content):
@@ -7351,6 +7398,8 @@ def read_answer(pieces, deltas, hold=False):
 
 def _chunk_of(event, data):
     """Parse the data of one event; raise what it reports."""
+    if event in PINGS or data in PINGS:
+        return {}
     try:
         chunk = json.loads(data)
     except (ValueError, RecursionError):

@@ -4259,6 +4259,9 @@ class Test32Stream(unittest.TestCase):
             (b"data: last", [("", "last")]), (b"\n\n\n", []), (b"", []),
             (b'{"a": 1}\n{"b": 2}\n', [("", '{"a": 1}'), ("", '{"b": 2}')]),
             (b'{\n "a": {}\n}', [("", '{\n "a": {}\n}')]),
+            (b'data: {"a": 1}\ndata: {"b": 2}\ndata: [DONE]\n',
+             [("", '{"a": 1}'), ("", '{"b": 2}'), ("", "[DONE]")]),
+            (b'data: {"a": {}\ndata: }\n\n', [("", '{"a": {}\n}')]),
             (b"<html>\n<p>", [("", "<html>\n<p>")]), (b"data: \xff\n\n", [("", "\ufffd")]),
         ):
             with self.subTest(stream):
@@ -4296,6 +4299,18 @@ class Test32Stream(unittest.TestCase):
             for i in range(len(whole) + 1):
                 self.assertEqual(self.thoughts(whole[:i], whole[i:]), ("Answer.", "weigh it"))
             self.assertEqual(self.thoughts(*whole), ("Answer.", "weigh it"))
+
+    def test_SSE_5_thoughts_between_tags_of_other_models(self):
+        for tag, end in (("<thinking>", "</thinking>"), ("<thought>", "</thought>"),
+                         ("<reasoning>", "</reasoning>"), ("[THINK]", "[/THINK]"),
+                         ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
+                         ("<|channel|>analysis<|message|>",
+                          "<|start|>assistant<|channel|>final<|message|>")):
+            whole = f"{tag}weigh </it{end}Answer."
+            for i in range(len(whole) + 1):
+                self.assertEqual(self.thoughts(whole[:i], whole[i:]), ("Answer.", "weigh </it"))
+            self.assertEqual(self.thoughts(*whole), ("Answer.", "weigh </it"))
+            self.assertEqual(self.thoughts(f"The {tag} tag"), (f"The {tag} tag", ""))
 
     def test_what_is_no_thought_stays(self):
         for text in ("The <think> tag", "Say `</think>` to end", "  indented", "a <", "<thin", "<",
@@ -4410,6 +4425,10 @@ class Test33Deltas(unittest.TestCase):
             (sse(text, b"event: error\ndata: Overloaded\n\n"), "Overloaded"),
             (sse(text, {"object": "error", "message": "Overloaded"}), "Overloaded"),
             (sse(text, b"data: {broken\n\n", stop), "damaged"),
+            (sse(text, {"text": "Overloaded", "error_code": 50001}), "Overloaded"),
+            (sse(text, {"choices": [{"error": {"message": "Overloaded"}, "delta": {}}]}),
+             "Overloaded"),
+            (sse(text, b"event: ping\ndata: ping\n\ndata: null\n\n", stop), ""),
             (sse(text, delta("error")), "error"),
             (sse(text, end=b"data: [DONE]\n\ndata: {broken\n\n"), ""),
         ):
@@ -4443,6 +4462,15 @@ class Test33Deltas(unittest.TestCase):
             self.assertEqual(self.turn(data.encode()), lr.Turn("Hi", usage=lr.Usage(3, 1)))
         del body["choices"][0]["finish_reason"]
         self.assertEqual(self.turn(json.dumps(body).encode()).incomplete, "")
+
+    def test_a_last_chunk_may_say_all_once_more(self):
+        call = fragment(0, "a", "note", '{"n": 1}')
+        said = {"role": "assistant", "content": "Hi", "tool_calls": [call]}
+        for chunks in ([delta(content="H"), delta(content="i"), delta(tool_calls=[call])], []):
+            for last in ({"message": said}, {"message": said, "delta": {}}):
+                turn = self.turn(sse(*chunks, {"choices": [{**last, "finish_reason": "stop"}]}))
+                self.assertEqual((turn.text, turn.calls),
+                                 ("Hi", (lr.Call("a", "note", {"n": 1}),)))
 
     def test_json_lines_in_place_of_a_stream(self):
         chunks = [delta(content="a"), delta(content="b"), delta("stop")]
@@ -4494,6 +4522,18 @@ class Test33Deltas(unittest.TestCase):
                        fragment(None, "a", None, ": 1}"), fragment(None, "b", None, ": 2}")]),
             ("repeated", [fragment(0, "a", "note", '{"n"'), fragment(0, "a", "note", ": 1}"),
                           fragment(1, "b", "note", '{"n"'), fragment(1, "b", "note", ": 2}")]),
+            ("index as text", [fragment("0", "a", "note", '{"n"'), fragment("1", "b", "note", '{"n"'),
+                               fragment("0", None, None, ": 1}"), fragment(1.0, None, None, ": 2}")]),
+            ("all once more", [fragment(0, "a", "note", '{"n"'), fragment(0, None, None, ": 1}"),
+                               fragment(0, None, None, first), fragment(1, "b", "note", second),
+                               fragment(1, "b", "note", second)]),
+            ("more each time", [fragment(0, "a", "note", '{"n"'), fragment(0, None, None, '{"n":'),
+                                fragment(0, None, None, first), fragment(1, "b", "note", second)]),
+            ("{} first", [fragment(0, "a", "note", "{}"), fragment(0, None, None, '{"n"'),
+                          fragment(0, None, None, ": 1}"), fragment(1, "b", "note", {}),
+                          fragment(1, None, None, second)]),
+            ("an object, no function", [
+                {"id": "a", "name": "note", "arguments": first}, fragment(1, "b", "note", second)]),
             ("name in pieces", [fragment(0, "a", "no", ""), fragment(0, None, "te", first),
                                 fragment(1, "b", "note", second)]),
         ):
@@ -4520,6 +4560,8 @@ class Test33Deltas(unittest.TestCase):
 
     def test_arguments_as_an_object(self):
         self.assertEqual(self.calls(fragment(0, "a", "note", {"n": 1})), [("a", "note", {"n": 1})])
+        alone = sse(delta(tool_calls=fragment(0, "a", "note", '{"n": 1}')), delta("tool_calls"))
+        self.assertEqual(self.turn(alone).calls, (lr.Call("a", "note", {"n": 1}),))
 
     def test_a_legacy_call_counts_when_alone(self):
         pieces = [delta(function_call={"name": "note", "arguments": '{"n"'}),
