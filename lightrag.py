@@ -41,78 +41,79 @@ terminal, clock or environment):
     22 Sheets        Excel files to Markdown
     23 Documents     bytes to title, kind and text
     24 Excerpts      what of a hit can be shown: sentences, rows, lines of code
-    25 Answers       numbered sources, extractive answers, refusals
-    26 Metrics       how good a ranking is, by what people judged
-    27 Golden        cases with an expectation, judged without a model
-    28 Plots         figures as one page: a table, and bars drawn in SVG
-    29 Vectors       what embeddings say: compact, sealed, and compared exactly
-    30 Fusion        several rankings made one
-    31 Protocol      the OpenAI wire format: messages, calls, requests, errors
-    32 Stream        server-sent events, and thoughts in the text, cut anywhere
-    33 Deltas        what the chunks of one answer add up to
-    34 Context       what a model is told, within a budget
-    35 Quantities    the numbers that a text states, however they are written
-    36 Checking      every marked sentence against the passage it cites
-    37 Permissions   (rules, call) to allow, ask or deny
-    38 Paths         ignore rules, secret names, confinement below a root
-    39 Addresses     web addresses: fit to show, fit to send, where they lead
-    40 Files         reading, atomic writes and locks
-    41 Folders       walking, the home of a knowledge base, configuration
-    42 Network       how this machine reaches others: proxies and certificates
-    43 Http          the only section that opens connections
-    44 Pages         one web page, its redirects checked at every step
-    45 Sources       path, folder, glob, URL or standard input to raw documents
-    46 Format        the bytes of knowledge.json, a document a line
-    47 Store         knowledge.json, and the index derived from it
-    48 Knowledge     the documents and their index
-    49 Ingest        plan, ask, add, sync and remove
-    50 Memory        long-term facts and the working memory
-    51 Conversation  what was said, shown and noted, and where it is kept
-    52 Model         chat completions: retries, what a server takes, errors as sentences
-    53 Embedder      texts to vectors by an endpoint, in batches and at a pace
-    54 Hybrid        search by words and by meaning, fused
-    55 Reach         what may be read below the root, and by which programs
-    56 Lookup        the tools that read: documents, files, history
-    57 Tools         a table of what the agent can do
-    58 Requests      what is sent: within a budget, and what is made of a conversation
-    59 Subjects      where a model says that a new subject begins
-    60 Rerank        passages put in order, and questions put anew, by a model
-    61 Calls         run what a model asks for, or say why not
-    62 Review        an answer against all that its conversation has shown
-    63 Agent         the loop; yields events, never prints
-    64 Wire          the agent's events as the page knows them
-    65 Evaluation    run judged sets and golden cases
-    66 Replay        a model's answers, kept by case and given again
-    67 Console       printing, asking and progress under any encoding
-    68 Consent       ask once, and remember what the user wants remembered
-    69 Meaning       search by meaning and with models, as the user set it up
-    70 Arguments     the words of a command line to a command and its options
-    71 Intake        the commands that add, sync, embed and remove
-    72 Listing       the commands that list, show and search
-    73 Gate          whether a tool may do what a model wants
-    74 Attachments   what stands beside a question: @paths, standard input
-    75 Setup         the agent of a run, made of what the user set up
-    76 Telling       an answer as it comes, and the sources behind it
-    77 Asking        one question: its answer, and what --json says of it
-    78 Facts         the memory command, and what a conversation leaves behind
-    79 Sessions      saved conversations: go on, begin anew, sum up, export
-    80 Panels        what the prompt shows of models, tools, rules and sources
-    81 Talk          one conversation at the prompt
-    82 Grading       the command that evaluates
-    83 Prompt        the interactive prompt
-    84 Chat          the prompt with its commands
-    85 Admission     who may ask a server, and how often
-    86 Completions   the OpenAI format, as a server speaks it
-    87 Layout        the page: what stands where, and how it looks
-    88 Script        what the page does
-    89 Manners       how the page is used: asking, documents, permission, keys
-    90 Service       the agent and the knowledge base for faces that serve several
-    91 Web           the page, its endpoints, and an endpoint for chat clients
-    92 Endpoints     one request: through the gates, to its answer
-    93 Serving       connections, and the command that serves
-    94 Rpc           JSON-RPC 2.0, a message a line
-    95 Mcp           the same tools for other agents, over standard input and output
-    96 Command line  the table of commands, and main
+    25 Questions     what a question asks, and what it leans on
+    26 Answers       numbered sources, extractive answers, refusals
+    27 Metrics       how good a ranking is, by what people judged
+    28 Golden        cases with an expectation, judged without a model
+    29 Plots         figures as one page: a table, and bars drawn in SVG
+    30 Vectors       what embeddings say: compact, sealed, and compared exactly
+    31 Fusion        several rankings made one
+    32 Protocol      the OpenAI wire format: messages, calls, requests, errors
+    33 Stream        server-sent events, and thoughts in the text, cut anywhere
+    34 Deltas        what the chunks of one answer add up to
+    35 Context       what a model is told, within a budget
+    36 Quantities    the numbers that a text states, however they are written
+    37 Checking      every marked sentence against the passage it cites
+    38 Permissions   (rules, call) to allow, ask or deny
+    39 Paths         ignore rules, secret names, confinement below a root
+    40 Addresses     web addresses: fit to show, fit to send, where they lead
+    41 Files         reading, atomic writes and locks
+    42 Folders       walking, the home of a knowledge base, configuration
+    43 Network       how this machine reaches others: proxies and certificates
+    44 Http          the only section that opens connections
+    45 Pages         one web page, its redirects checked at every step
+    46 Sources       path, folder, glob, URL or standard input to raw documents
+    47 Format        the bytes of knowledge.json, a document a line
+    48 Store         knowledge.json, and the index derived from it
+    49 Knowledge     the documents and their index
+    50 Ingest        plan, ask, add, sync and remove
+    51 Memory        long-term facts and the working memory
+    52 Conversation  what was said, shown and noted, and where it is kept
+    53 Model         chat completions: retries, what a server takes, errors as sentences
+    54 Embedder      texts to vectors by an endpoint, in batches and at a pace
+    55 Hybrid        search by words and by meaning, fused
+    56 Reach         what may be read below the root, and by which programs
+    57 Lookup        the tools that read: documents, files, history
+    58 Tools         a table of what the agent can do
+    59 Requests      what is sent: within a budget, and what is made of a conversation
+    60 Subjects      where a model says that a new subject begins
+    61 Rerank        passages put in order, and questions put anew, by a model
+    62 Calls         run what a model asks for, or say why not
+    63 Review        an answer against all that its conversation has shown
+    64 Agent         the loop; yields events, never prints
+    65 Wire          the agent's events as the page knows them
+    66 Evaluation    run judged sets and golden cases
+    67 Replay        a model's answers, kept by case and given again
+    68 Console       printing, asking and progress under any encoding
+    69 Consent       ask once, and remember what the user wants remembered
+    70 Meaning       search by meaning and with models, as the user set it up
+    71 Arguments     the words of a command line to a command and its options
+    72 Intake        the commands that add, sync, embed and remove
+    73 Listing       the commands that list, show and search
+    74 Gate          whether a tool may do what a model wants
+    75 Attachments   what stands beside a question: @paths, standard input
+    76 Setup         the agent of a run, made of what the user set up
+    77 Telling       an answer as it comes, and the sources behind it
+    78 Asking        one question: its answer, and what --json says of it
+    79 Facts         the memory command, and what a conversation leaves behind
+    80 Sessions      saved conversations: go on, begin anew, sum up, export
+    81 Panels        what the prompt shows of models, tools, rules and sources
+    82 Talk          one conversation at the prompt
+    83 Grading       the command that evaluates
+    84 Prompt        the interactive prompt
+    85 Chat          the prompt with its commands
+    86 Admission     who may ask a server, and how often
+    87 Completions   the OpenAI format, as a server speaks it
+    88 Layout        the page: what stands where, and how it looks
+    89 Script        what the page does
+    90 Manners       how the page is used: asking, documents, permission, keys
+    91 Service       the agent and the knowledge base for faces that serve several
+    92 Web           the page, its endpoints, and an endpoint for chat clients
+    93 Endpoints     one request: through the gates, to its answer
+    94 Serving       connections, and the command that serves
+    95 Rpc           JSON-RPC 2.0, a message a line
+    96 Mcp           the same tools for other agents, over standard input and output
+    97 Command line  the table of commands, and main
 
 Words: a document has a title, a source (the path or URL it came from) and a text;
 a chunk is a passage of it, text[start:end]; a hit is a chunk that a search found;
@@ -309,7 +310,7 @@ EXTRACT_CHARS_MAX = 20 << 20    # of text from a page or an Office file
 NOTEBOOK_OUTPUT_CHARS = 500     # a result or the head of a table, not a log
 STYLE_PARENTS_MAX = 10      # styles may be based on each other in a ring
 
-# Answers
+# Questions, Answers
 EXCERPTS_MAX = 3            # one to three sentences answer; more is reading
 EXCERPT_CHARS_MAX = 400     # a lead-in takes its list along up to this
 ANSWER_COVERAGE_MIN = 0.19  # of the question's weight; see notes/answers.md
@@ -326,6 +327,8 @@ NEAR_FORM_CHARS = 4         # at least, of license beside licence: all but the l
 KIND_BONUS = 0.10           # for a number, or a list, where the question asks for one
 REPEAT_SHARE = 0.8          # of the shorter one's words: then it says the same again
 NEARLY_AS_NEAR = 0.1        # of the best one's distance from 1: so much further at most
+EARLIER_CHARS_MAX = 200     # of the last question, for one that refers back to it
+UNCLEAR_WORDS_MAX = 3       # a question this short may lean on the one before it
 
 # Golden, Evaluation
 REGRESSION_MIN = 0.005      # a metric that falls by less has not changed
@@ -499,8 +502,6 @@ PICKED_MAX = 5              # of them it may name, the best first
 VARIANTS_MAX = 3            # of a question
 
 # Requests, Calls, Agent
-EARLIER_CHARS_MAX = 200     # of the last question, for one that refers back to it
-UNCLEAR_WORDS_MAX = 3       # a question this short may lean on the one before it
 HISTORY_SHARE = 0.35        # of the budget; a longer history is compressed
 SUMMARY_CHARS_MAX = 800
 TRANSCRIPT_RESULT_CHARS = 400
@@ -5735,16 +5736,13 @@ def _is_open(text):
 
 
 # =============================================================================
-# 25. Answers -- numbered sources, extractive answers, refusals [pure]
-#    Uses: Settings, Lists, Text, Prose, Ranking, Excerpts
+# 25. Questions -- what a question asks, and what it leans on [pure]
+#    Uses: Settings, Lists, Text, Prose, Excerpts
 # =============================================================================
 
-# Without a model an answer is an extract: up to three sentences of the hits, word for
-# word, so that every mark holds by construction.  One number decides all: *coverage*,
-# the share of the question's words, weighed by rarity, that a text and what it stands
-# under (title, headings) hold.  The sentences that cover most are shown; when even
-# they cover less than coverage_needed, the documents do not answer.  The figures were
-# chosen on question sets, see notes/answers.md.
+# All that is told of a question by its own words, before any passage is judged: how
+# much each word weighs, what an answer has to look like, which names must be there,
+# and what of the question before a follow-up takes along.
 
 ANSWER_KINDS = (        # (what asks for it, what it looks like)
     (QUANTITY_PHRASES, QUANTITY_SIGNS),
@@ -5759,6 +5757,212 @@ EXACT_NAME = Pattern(
     r"|(?:19|20)\d\d|[^\W\d_][^\W\d]*(?:-[^\W\d_]+)*-?\d+[\w-]*"
     r"|[^\W_]*[a-z][A-Z][^\W_]*)"
 )
+REFERS_BACK = Pattern(
+    r"\b(?:it|its|they|them|their|theirs|that|those|these|this|there|he|she|one|ones"
+    r"|same|above|former|latter|else|instead)\b"
+    r"|^\W*(?:and|but|so|or|then|also|why|what about|how about)\b"
+    r"|[它他她其此]|这[个些种样里]|那[个些种样里]|上面|上述|刚才|前面|前者|后者|同样"
+    r"|^(?:那|然后|还有|另外|再|接着|为什么|怎么)|呢[?？]*$",
+    re.IGNORECASE,
+)
+ANOTHER = Pattern(      # 那银牌呢？ Lite 呢？ And the Team plan? What about 2.4.1?
+    r"\W*(?:(?:那么?|(?:and|or|what about|how about)\b)\s*(?:for\s+)?(?:the\s+)?"
+    r"([^?？,，]{2,30}?)(?:呢|怎么样)?|([^?？,，]{2,30}?)呢)[\s?？]*", re.IGNORECASE)
+NAME_WORD = Pattern(r"[A-Za-z0-9](?:[\w.+-]*[A-Za-z0-9+])?", re.ASCII)
+
+
+def light_tokens():
+    """Return the tokens that a question needs and its answer does without."""
+    return token_set(ASKING_WORDS) | token_set(POINTING_WORDS)
+
+
+def weighted_words(question, idf):
+    """Return [(token, weight)] of a question; covering all of them is 1, less doubt.
+
+    A word that no document holds weighs most.  IDF_PRIOR keeps that in bounds where
+    a few chunks are all there is.
+    >>> weighted_words("retry limit", {"retry": 1.0, "limit": 1.0}.get)
+    [('retry', 0.2857142857142857), ('limit', 0.2857142857142857)]
+    """
+    words, light = [], light_tokens()
+    for token, count in question_tokens(question):
+        weight = count * (idf(token) + IDF_PRIOR)
+        pair = len(token) <= 2 and not GRAMMAR_SIGNS.isdisjoint(token)
+        if pair or token in light:
+            weight *= LIGHT_SHARE
+        words.append((token, weight))
+    heaviest = max((weight for _, weight in words), default=0.0)
+    total = sum(weight for _, weight in words) + DOUBT_WORDS * heaviest
+    return [(token, weight / total) for token, weight in words]
+
+
+def covered_words(words, found):
+    """Return how much of each word's weight a set of tokens covers.
+
+    A pair of signs that is missing counts half for each neighbour it shares a sign
+    with: in 压缩阈值 the pair 缩阈 is no word, and texts do without it.
+    >>> words = [("压缩", 0.4), ("缩阈", 0.2), ("阈值", 0.4)]
+    >>> covered_words(words, {"压缩", "阈值"}), covered_words(words, {"压缩"})
+    ([0.4, 0.2, 0.4], [0.4, 0.1, 0.0])
+    """
+    covered = []
+    for i, (token, weight) in enumerate(words):
+        share = 1.0
+        if token not in found:
+            left = words[i - 1][0] if i else ""
+            right = words[i + 1][0] if i + 1 < len(words) else ""
+            share = 0.5 * (left in found and _linked(left, token))
+            share += 0.5 * (right in found and _linked(token, right))
+        covered.append(weight * share)
+    return covered
+
+
+def _linked(left, right):
+    """Tell whether two tokens are pairs of signs that share one."""
+    return len(left) == len(right) == 2 and left[1] == right[0] >= RUN_FIRST
+
+
+def looks_of(question):
+    """Return the patterns of what a question asks for: a number, a place, a value."""
+    looks = [_any_row(look) for asks, look in ANSWER_KINDS
+             if _any_row(asks).search(question)]
+    names = "|".join(map(re.escape, filter(EXACT_NAME.fullmatch, words_of(question))))
+    if names and _any_row(VALUE_PHRASES).search(question):
+        looks.append(re.compile(VALUE_LINE.format(names), re.MULTILINE))
+    return looks
+
+
+def asked_definition(question):
+    """Return (name, rest) of a question about one function or class; "" = of none.
+
+    >>> asked_definition("What does Pump.start() return when it is cold?")
+    ('start', 'start when it is cold?')
+    """
+    match = _any_row(DEFINITION_PHRASES).search(question)
+    if not match:
+        return "", question
+    name = next(filter(None, match.groups())).rpartition(".")[2]
+    return name, question[: match.start()] + name + question[match.end() :]
+
+
+def lacks_half(question, hits, idf):
+    """Tell whether a question has two words of weight at most, and one is nowhere.
+
+    What a sentence says of this project is not its licence.  A near form will do
+    (license).  Signs of runs are no words, and answers put some words otherwise.
+    """
+    heavy = {token for token, _ in question_tokens(question)}
+    heavy -= light_tokens() | GRAMMAR_SIGNS
+    spared = tokens(" ".join(m[0] for m in _any_row(SPARED_PHRASES).finditer(question)))
+    nowhere = [token for token in heavy.difference(spared)
+               if token < RUN_FIRST and idf(token) == idf("")]
+    if len(heavy) > 2 or not nowhere or _any_row(QUANTITY_PHRASES).search(question):
+        return False
+    held = tokens("\n".join(f"{hit.title}\n{hit.heading}\n{hit.text}" for hit in hits))
+    stems = [token[: max(NEAR_FORM_CHARS, len(token) - 2)] for token in nowhere]
+    return not all(any(token.startswith(part) for token in held) for part in stems)
+
+
+def names_what_is_nowhere(question, hits, idf):
+    """Tell whether neither the base nor a hit holds an exact name of the question.
+
+    X500 is not X200, however much is said of that; a hit may write it X-500.  What
+    stands beside a sentence that asks, not in it, is no name that is asked for.
+    """
+    shouted = question.isupper() and language(question) == "en"     # all of it
+    said = [question[start:end].strip() for start, end in sentences(question)]
+    asked = " ".join(part for part in said if part.endswith(("?", "？"))) or question
+    plain = light_tokens() | STOPS | token_set(SHOUTED_WORDS)
+    names = [word.lstrip("vV") if "." in word else word     # v2.5.1
+             for word in words_of(asked)
+             if EXACT_NAME.fullmatch(word) and not (shouted and word.isalpha())
+             and plain.isdisjoint((word.casefold(), word_tokens(word)[-1]))]
+    nowhere = [name for name in names if not idf(word_tokens(name)[-1]) < idf("")]
+    shown = [f"{hit.source}\n{hit.title}\n{hit.heading}\n{hit.text}" for hit in hits]
+    return any(not any(_holds_name(text, name) for text in shown) for name in nowhere)
+
+
+def _holds_name(text, name):
+    """Tell whether a text holds a name, however joined; a number as it stands."""
+    if "." in name:
+        return re.search(rf"(?<!\d)(?<!\d\.){re.escape(name)}(?!\d)", text)
+    return squeezed(name) in squeezed(text)
+
+
+def search_query(question, earlier):
+    """Return (what to search for, whether that is certain).
+
+    A question that refers back takes the subject of the one before along.
+
+    earlier  str, what the turn before searched for, or empty
+    >>> search_query("and how do I change it?", "What is the retry limit?")
+    ('and how do I change it? What is the retry limit?', True)
+    >>> search_query("那银牌呢？", "金牌服务响应时间多久？")
+    ('银牌服务响应时间多久？', True)
+    >>> search_query("What is its unit in the request log?", "retry limit")
+    ('What is its unit in the request log? retry limit', False)
+    """
+    if not earlier:
+        return question, True
+    if another := asked_of_another(question, earlier):
+        return another, True
+    own, refers = len(question_tokens(question)), bool(REFERS_BACK.search(question))
+    bare = own < 2 and len(tokens(question)) <= UNCLEAR_WORDS_MAX
+    query = f"{question} {earlier[-EARLIER_CHARS_MAX:]}" if bare or refers else question
+    certain = own < 2 and (bare or refers) or not refers and own > UNCLEAR_WORDS_MAX
+    return query, certain
+
+
+def asked_of_another(question, earlier):
+    """Return the question before asked of what this one names instead, or "".
+
+    >>> asked_of_another("And the Team plan?", "How many seats has the Free plan?")
+    'How many seats has the Team plan?'
+    """
+    match = ANOTHER.fullmatch(question)
+    new = (match[1] or match[2]).strip() if match else ""
+    if not new or REFERS_BACK.search(new):
+        return ""
+    words, known = NAME_WORD.findall(new), list(NAME_WORD.finditer(earlier))
+    if new == "".join(HAN.findall(new)):        # 银牌 for 金牌: the last sign is the kind
+        olds = [m for m in re.finditer(rf"(?={HAN.pattern}{{{len(new)}}})", earlier)
+                if earlier[m.start() + len(new) - 1] == new[-1]]
+        old = olds and (olds[0].start(), olds[0].start() + len(new))
+    elif " ".join(words) != new or len(words) > 2 or words[0].casefold() in STOPS:
+        return ""
+    elif len(words) == 2:                       # the Team plan for the Free plan
+        old = next((before.span() for before, word in zip(known, islice(known, 1, None))
+                    if word[0].casefold() == words[1].casefold()
+                    and before[0].casefold() not in STOPS), None)
+        new = words[0]
+    else:
+        olds = [m for m in known if _kind_of_name(m[0]) == _kind_of_name(new) > (0, 0)]
+        old = olds and olds[-1].span()
+    return f"{earlier[:old[0]]}{new}{earlier[old[1]:]}" if old else ""
+
+
+def _kind_of_name(word):
+    """Return (has it a digit, has it a capital), none for a word of asking."""
+    plain = word.casefold() in STOPS
+    return bool(re.search(r"\d", word)), not plain and word != word.lower()
+
+
+def _any_row(patterns):
+    return re.compile(patterns.replace("\n", "|"), re.IGNORECASE)
+
+
+# =============================================================================
+# 26. Answers -- numbered sources, extractive answers, refusals [pure]
+#    Uses: Settings, Text, Prose, Ranking, Excerpts, Questions
+# =============================================================================
+
+# Without a model an answer is an extract: up to three sentences of the hits, word for
+# word, so that every mark holds by construction.  One number decides all: *coverage*,
+# the share of the question's words, weighed by rarity, that a text and what it stands
+# under (title, headings) hold.  The sentences that cover most are shown; when even
+# they cover less than coverage_needed, the documents do not answer.  The figures were
+# chosen on question sets, see notes/answers.md.
+
 LABELS = {      # English, Chinese
     "refusal": ("The documents do not answer this.", "文档中没有这个问题的答案。"),
     "notice": ("An extract: the documents, word for word.", "以下为文档原文摘录，一字未改。"),
@@ -5814,6 +6018,13 @@ def coverage_needed(idf):
     return ANSWER_COVERAGE_MIN + CHANCE_COVERAGE * idf("")
 
 
+def passage_coverage(question, hits, idf):
+    """Return how much of a question's words the best hit, all of it, covers."""
+    words = weighted_words(question, idf)
+    return max((sum(covered_words(words, frozenset(tokens(f"{hit.title}\n{hit.text}"))))
+                for hit in hits), default=0.0)
+
+
 def refusal(question):
     """Say, in the question's language, that the documents do not answer it."""
     return label("refusal", question)
@@ -5839,29 +6050,6 @@ def source_line(citation, question):
     if not citation.supported:
         parts.append(label("unsupported", question))
     return f"[{citation.n}] " + ", ".join(part for part in parts if part)
-
-
-def looks_of(question):
-    """Return the patterns of what a question asks for: a number, a place, a value."""
-    looks = [_any_row(look) for asks, look in ANSWER_KINDS
-             if _any_row(asks).search(question)]
-    names = "|".join(map(re.escape, filter(EXACT_NAME.fullmatch, words_of(question))))
-    if names and _any_row(VALUE_PHRASES).search(question):
-        looks.append(re.compile(VALUE_LINE.format(names), re.MULTILINE))
-    return looks
-
-
-def asked_definition(question):
-    """Return (name, rest) of a question about one function or class; "" = of none.
-
-    >>> asked_definition("What does Pump.start() return when it is cold?")
-    ('start', 'start when it is cold?')
-    """
-    match = _any_row(DEFINITION_PHRASES).search(question)
-    if not match:
-        return "", question
-    name = next(filter(None, match.groups())).rpartition(".")[2]
-    return name, question[: match.start()] + name + question[match.end() :]
 
 
 def best_excerpts(question, hits, idf):
@@ -5895,55 +6083,7 @@ def best_excerpts(question, hits, idf):
     coverage, chosen = _choose(candidates)
     scripts = {script_of(question), script_of(chosen[0].hit.text)} - {""}
     coverage -= OTHER_SCRIPT_COVERAGE * (len(scripts) > 1)
-    return 0.0 if _lacks_half(question, hits, idf) else coverage, chosen
-
-
-def _lacks_half(question, hits, idf):
-    """Tell whether a question has two words of weight at most, and one is nowhere.
-
-    What a sentence says of this project is not its licence.  A near form will do
-    (license).  Signs of runs are no words, and answers put some words otherwise.
-    """
-    heavy = {token for token, _ in question_tokens(question)}
-    heavy -= light_tokens() | GRAMMAR_SIGNS
-    spared = tokens(" ".join(m[0] for m in _any_row(SPARED_PHRASES).finditer(question)))
-    nowhere = [token for token in heavy.difference(spared)
-               if token < RUN_FIRST and idf(token) == idf("")]
-    if len(heavy) > 2 or not nowhere or _any_row(QUANTITY_PHRASES).search(question):
-        return False
-    held = tokens("\n".join(f"{hit.title}\n{hit.heading}\n{hit.text}" for hit in hits))
-    stems = [token[: max(NEAR_FORM_CHARS, len(token) - 2)] for token in nowhere]
-    return not all(any(token.startswith(part) for token in held) for part in stems)
-
-
-def names_what_is_nowhere(question, hits, idf):
-    """Tell whether neither the base nor a hit holds an exact name of the question.
-
-    X500 is not X200, however much is said of that; a hit may write it X-500.  What
-    stands beside a sentence that asks, not in it, is no name that is asked for.
-    """
-    shouted = question.isupper() and language(question) == "en"     # all of it
-    said = [question[start:end].strip() for start, end in sentences(question)]
-    asked = " ".join(part for part in said if part.endswith(("?", "？"))) or question
-    plain = light_tokens() | STOPS | token_set(SHOUTED_WORDS)
-    names = [word.lstrip("vV") if "." in word else word     # v2.5.1
-             for word in words_of(asked)
-             if EXACT_NAME.fullmatch(word) and not (shouted and word.isalpha())
-             and plain.isdisjoint((word.casefold(), word_tokens(word)[-1]))]
-    nowhere = [name for name in names if not idf(word_tokens(name)[-1]) < idf("")]
-    shown = [f"{hit.source}\n{hit.title}\n{hit.heading}\n{hit.text}" for hit in hits]
-    return any(not any(_holds_name(text, name) for text in shown) for name in nowhere)
-
-
-def _holds_name(text, name):
-    """Tell whether a text holds a name, however joined; a number as it stands."""
-    if "." in name:
-        return re.search(rf"(?<!\d)(?<!\d\.){re.escape(name)}(?!\d)", text)
-    return squeezed(name) in squeezed(text)
-
-
-def _any_row(patterns):
-    return re.compile(patterns.replace("\n", "|"), re.IGNORECASE)
+    return 0.0 if lacks_half(question, hits, idf) else coverage, chosen
 
 
 def _choose(candidates):
@@ -5994,57 +6134,6 @@ def _repeats(excerpt, chosen):
     )
 
 
-def light_tokens():
-    """Return the tokens that a question needs and its answer does without."""
-    return token_set(ASKING_WORDS) | token_set(POINTING_WORDS)
-
-
-def weighted_words(question, idf):
-    """Return [(token, weight)] of a question; covering all of them is 1, less doubt.
-
-    A word that no document holds weighs most.  IDF_PRIOR keeps that in bounds where
-    a few chunks are all there is.
-    >>> weighted_words("retry limit", {"retry": 1.0, "limit": 1.0}.get)
-    [('retry', 0.2857142857142857), ('limit', 0.2857142857142857)]
-    """
-    words, light = [], light_tokens()
-    for token, count in question_tokens(question):
-        weight = count * (idf(token) + IDF_PRIOR)
-        pair = len(token) <= 2 and not GRAMMAR_SIGNS.isdisjoint(token)
-        if pair or token in light:
-            weight *= LIGHT_SHARE
-        words.append((token, weight))
-    heaviest = max((weight for _, weight in words), default=0.0)
-    total = sum(weight for _, weight in words) + DOUBT_WORDS * heaviest
-    return [(token, weight / total) for token, weight in words]
-
-
-def covered_words(words, found):
-    """Return how much of each word's weight a set of tokens covers.
-
-    A pair of signs that is missing counts half for each neighbour it shares a sign
-    with: in 压缩阈值 the pair 缩阈 is no word, and texts do without it.
-    >>> words = [("压缩", 0.4), ("缩阈", 0.2), ("阈值", 0.4)]
-    >>> covered_words(words, {"压缩", "阈值"}), covered_words(words, {"压缩"})
-    ([0.4, 0.2, 0.4], [0.4, 0.1, 0.0])
-    """
-    covered = []
-    for i, (token, weight) in enumerate(words):
-        share = 1.0
-        if token not in found:
-            left = words[i - 1][0] if i else ""
-            right = words[i + 1][0] if i + 1 < len(words) else ""
-            share = 0.5 * (left in found and _linked(left, token))
-            share += 0.5 * (right in found and _linked(token, right))
-        covered.append(weight * share)
-    return covered
-
-
-def _linked(left, right):
-    """Tell whether two tokens are pairs of signs that share one."""
-    return len(left) == len(right) == 2 and left[1] == right[0] >= RUN_FIRST
-
-
 def lay_out(excerpts, number=None):
     """Return the Answer that shows excerpts: grouped by hit, in the hit's order."""
     by_hit = {}
@@ -6081,7 +6170,7 @@ def narrow(hit, start, end):
 
 
 # =============================================================================
-# 26. Metrics -- how good a ranking is, by what people judged [pure]
+# 27. Metrics -- how good a ranking is, by what people judged [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -6157,7 +6246,7 @@ def mean_of(rows):
 
 
 # =============================================================================
-# 27. Golden -- cases with an expectation, judged without a model [pure]
+# 28. Golden -- cases with an expectation, judged without a model [pure]
 #    Uses: Settings, Errors, Text, Prose
 # =============================================================================
 
@@ -6347,7 +6436,7 @@ def regressions(before, now):
 
 
 # =============================================================================
-# 28. Plots -- figures as one page: a table, and bars drawn in SVG [pure]
+# 29. Plots -- figures as one page: a table, and bars drawn in SVG [pure]
 #    Uses: Prose
 # =============================================================================
 
@@ -6461,7 +6550,7 @@ def _bar(y, setting, value, colour):
 
 
 # =============================================================================
-# 29. Vectors -- what embeddings say: compact, sealed, and compared exactly [pure]
+# 30. Vectors -- what embeddings say: compact, sealed, and compared exactly [pure]
 #    Uses: Settings, Errors, Sealed
 # =============================================================================
 
@@ -6644,7 +6733,7 @@ def read_vectors(buffer):
 
 
 # =============================================================================
-# 30. Fusion -- several rankings made one [pure]
+# 31. Fusion -- several rankings made one [pure]
 #    Uses: Settings
 # =============================================================================
 
@@ -6671,7 +6760,7 @@ def fused(rankings, weights):
 
 
 # =============================================================================
-# 31. Protocol -- the OpenAI wire format: messages, calls, requests, errors [pure]
+# 32. Protocol -- the OpenAI wire format: messages, calls, requests, errors [pure]
 #    Uses: Settings, Prose
 # =============================================================================
 
@@ -6947,7 +7036,7 @@ def _wire_name(name):
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64] or "unknown"
 
 # =============================================================================
-# 32. Stream -- server-sent events, and thoughts in the text, cut anywhere [pure]
+# 33. Stream -- server-sent events, and thoughts in the text, cut anywhere [pure]
 #    Uses: Settings
 # =============================================================================
 
@@ -7123,7 +7212,7 @@ def _hold_back(text, *tags):
 
 
 # =============================================================================
-# 33. Deltas -- what the chunks of one answer add up to [pure]
+# 34. Deltas -- what the chunks of one answer add up to [pure]
 #    Uses: Settings, Lists, Errors, Prose, Protocol, Stream
 # =============================================================================
 
@@ -7414,7 +7503,7 @@ def _chunk_of(event, data):
 
 
 # =============================================================================
-# 34. Context -- what a model is told, within a budget [pure]
+# 35. Context -- what a model is told, within a budget [pure]
 #    Uses: Settings, Prose, Answers, Protocol
 # =============================================================================
 
@@ -7728,7 +7817,7 @@ def without_calls(messages):
 
 
 # =============================================================================
-# 35. Quantities -- the numbers that a text states, however they are written [pure]
+# 36. Quantities -- the numbers that a text states, however they are written [pure]
 #    Uses: Lists
 # =============================================================================
 
@@ -7864,8 +7953,8 @@ def stated(text):
 
 
 # =============================================================================
-# 36. Checking -- every marked sentence against the passage it cites [pure]
-#    Uses: Settings, Lists, Text, Prose, Answers, Context, Quantities
+# 37. Checking -- every marked sentence against the passage it cites [pure]
+#    Uses: Settings, Lists, Text, Prose, Questions, Answers, Context, Quantities
 # =============================================================================
 
 # A model that cites is believed only as far as the passage goes.  A sentence with
@@ -8141,7 +8230,7 @@ def doubted(citations, findings):
 
 
 # =============================================================================
-# 37. Permissions -- (rules, call) to allow, ask or deny [pure]
+# 38. Permissions -- (rules, call) to allow, ask or deny [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -8263,7 +8352,7 @@ def with_rule(config, project, rule):
 
 
 # =============================================================================
-# 38. Paths -- ignore rules, secret names, confinement below a root [pure]
+# 39. Paths -- ignore rules, secret names, confinement below a root [pure]
 #    Uses: Settings, Lists, Errors
 # =============================================================================
 
@@ -8515,7 +8604,7 @@ def _names(path, flavour):
 
 
 # =============================================================================
-# 39. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
+# 40. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
 #    Uses: Settings, Lists, Errors
 # =============================================================================
 
@@ -8691,7 +8780,7 @@ def masked(text, secrets):
 
 
 # =============================================================================
-# 40. Files -- reading, atomic writes and locks
+# 41. Files -- reading, atomic writes and locks
 #    Uses: Settings, Errors
 # =============================================================================
 
@@ -9023,7 +9112,7 @@ def make_home(home):
 
 
 # =============================================================================
-# 41. Folders -- walking, the home of a knowledge base, configuration
+# 42. Folders -- walking, the home of a knowledge base, configuration
 #    Uses: Settings, Lists, Errors, Prose, Paths, Files
 # =============================================================================
 
@@ -9371,7 +9460,7 @@ def change_config(environ, change):
 
 
 # =============================================================================
-# 42. Network -- how this machine reaches others: proxies and certificates
+# 43. Network -- how this machine reaches others: proxies and certificates
 #    Uses: Settings, Errors, Addresses
 # =============================================================================
 
@@ -9477,7 +9566,7 @@ def tls_context(network):
 
 
 # =============================================================================
-# 43. Http -- the only section that opens connections
+# 44. Http -- the only section that opens connections
 #    Uses: Settings, Errors, Addresses, Network
 # =============================================================================
 
@@ -9827,7 +9916,7 @@ def _network_error(error, url, limits, variable):
 
 
 # =============================================================================
-# 44. Pages -- one web page, its redirects checked at every step
+# 45. Pages -- one web page, its redirects checked at every step
 #    Uses: Settings, Lists, Errors, Addresses, Network, Http
 # =============================================================================
 
@@ -9915,7 +10004,7 @@ def _page(reply):
 
 
 # =============================================================================
-# 45. Sources -- path, folder, glob, URL or standard input to raw documents
+# 46. Sources -- path, folder, glob, URL or standard input to raw documents
 #    Uses: Settings, Errors, Decoding, Documents, Addresses, Files, Folders, Pages
 # =============================================================================
 
@@ -10246,7 +10335,7 @@ def _run_on(data, command, timeout_s):
 
 
 # =============================================================================
-# 46. Format -- the bytes of knowledge.json, a document a line [pure]
+# 47. Format -- the bytes of knowledge.json, a document a line [pure]
 #    Uses: Settings, Errors, Chunks, Documents
 # =============================================================================
 
@@ -10370,7 +10459,7 @@ def line_digest(line):
 
 
 # =============================================================================
-# 47. Store -- knowledge.json, and the index derived from it
+# 48. Store -- knowledge.json, and the index derived from it
 #    Uses: Settings, Errors, Sealed, Segments, Ranking, Files, Format
 # =============================================================================
 
@@ -10708,7 +10797,7 @@ def mapped(path):
 
 
 # =============================================================================
-# 48. Knowledge -- the documents and their index
+# 49. Knowledge -- the documents and their index
 #    Uses: Settings, Errors, Chunks, Ranking, Documents, Files, Folders, Format, Store
 # =============================================================================
 
@@ -11051,7 +11140,7 @@ def root_of(home):
 
 
 # =============================================================================
-# 49. Ingest -- plan, ask, add, sync and remove
+# 50. Ingest -- plan, ask, add, sync and remove
 #    Uses: Settings, Errors, Prose, Chunks, Documents, Paths, Files, Folders, Sources
 # =============================================================================
 
@@ -11307,7 +11396,7 @@ def missing_anchor(knowledge, source):
 
 
 # =============================================================================
-# 50. Memory -- long-term facts and the working memory
+# 51. Memory -- long-term facts and the working memory
 #    Uses: Settings, Errors, Text, Prose, Chunks, Ranking, Files
 # =============================================================================
 
@@ -11529,7 +11618,7 @@ def _note_key(kind, text):
 
 
 # =============================================================================
-# 51. Conversation -- what was said, shown and noted, and where it is kept
+# 52. Conversation -- what was said, shown and noted, and where it is kept
 #    Uses: Settings, Errors, Prose, Ranking, Protocol, Context, Files, Memory
 # =============================================================================
 
@@ -11667,7 +11756,7 @@ def conversation_names(folder):
 
 
 # =============================================================================
-# 52. Model -- chat completions: retries, what a server takes, errors as sentences
+# 53. Model -- chat completions: retries, what a server takes, errors as sentences
 #    Uses: Settings, Lists, Errors, Prose, Protocol, Deltas, Addresses, Network, Http
 # =============================================================================
 
@@ -12016,7 +12105,7 @@ def retry_wait_s(headers, number, now_s, chance=None):
 
 
 # =============================================================================
-# 53. Embedder -- texts to vectors by an endpoint, in batches and at a pace
+# 54. Embedder -- texts to vectors by an endpoint, in batches and at a pace
 #    Uses: Settings, Errors, Prose, Addresses, Model
 # =============================================================================
 
@@ -12213,7 +12302,7 @@ def _floats(value):
 
 
 # =============================================================================
-# 54. Hybrid -- search by words and by meaning, fused
+# 55. Hybrid -- search by words and by meaning, fused
 #    Uses: Settings, Errors, Text, Sealed, Answers, Vectors, Fusion, Files, Store
 # =============================================================================
 
@@ -12460,12 +12549,8 @@ class Hybrid:
 
         Words are when one of the best passages holds enough of the question.
         """
-        wanted = weighted_words(query, self.knowledge.idf)
-        coverage = max((
-            sum(covered_words(wanted, frozenset(tokens(f"{hit.title}\n{hit.text}"))))
-            for hit in self.knowledge.hits_at(by_words[:DECISIVE_HITS])
-        ), default=0.0)
-        words = coverage >= DECISIVE_COVERAGE
+        hits = self.knowledge.hits_at(by_words[:DECISIVE_HITS])
+        words = passage_coverage(query, hits, self.knowledge.idf) >= DECISIVE_COVERAGE
         return (1.0, MINOR_WEIGHT) if words else (MINOR_WEIGHT, 1.0)
 
     def _by_meaning(self, query, count, sources, kinds):
@@ -12533,7 +12618,7 @@ class Hybrid:
 
 
 # =============================================================================
-# 55. Reach -- what may be read below the root, and by which programs
+# 56. Reach -- what may be read below the root, and by which programs
 #    Uses: Settings, Errors, Prose, Documents, Files, Folders, Pages, Sources
 # =============================================================================
 
@@ -12668,7 +12753,7 @@ def run_quietly(command, folder):
 
 
 # =============================================================================
-# 56. Lookup -- the tools that read: documents, files, history
+# 57. Lookup -- the tools that read: documents, files, history
 #    Uses: Settings, Prose, Ranking, Context, Folders, Ingest, Reach
 # =============================================================================
 
@@ -12830,7 +12915,7 @@ def recent_changes(box, arguments):
 
 
 # =============================================================================
-# 57. Tools -- a table of what the agent can do
+# 58. Tools -- a table of what the agent can do
 #    Uses: Settings, Errors, Context, Sources, Ingest, Memory, Reach, Lookup
 # =============================================================================
 
@@ -12985,8 +13070,8 @@ TOOLS = {tool.name: tool for tool in (
 
 
 # =============================================================================
-# 58. Requests -- what is sent: within a budget, and what is made of a conversation
-#    Uses: Settings, Errors, Text, Prose, Protocol, Context, Model
+# 59. Requests -- what is sent: within a budget, and what is made of a conversation
+#    Uses: Settings, Errors, Prose, Questions, Protocol, Context, Model
 # =============================================================================
 
 # The budget is the user's, lowered to what the model takes, and divided by what the
@@ -12994,18 +13079,6 @@ TOOLS = {tool.name: tool for tool in (
 # model is asked three things of a conversation: to summarise it, to name facts worth
 # keeping, to say a follow-up question in full.  Each may fail and then changes nothing.
 
-REFERS_BACK = Pattern(
-    r"\b(?:it|its|they|them|their|theirs|that|those|these|this|there|he|she|one|ones"
-    r"|same|above|former|latter|else|instead)\b"
-    r"|^\W*(?:and|but|so|or|then|also|why|what about|how about)\b"
-    r"|[它他她其此]|这[个些种样里]|那[个些种样里]|上面|上述|刚才|前面|前者|后者|同样"
-    r"|^(?:那|然后|还有|另外|再|接着|为什么|怎么)|呢[?？]*$",
-    re.IGNORECASE,
-)
-ANOTHER = Pattern(      # 那银牌呢？ Lite 呢？ And the Team plan? What about 2.4.1?
-    r"\W*(?:(?:那么?|(?:and|or|what about|how about)\b)\s*(?:for\s+)?(?:the\s+)?"
-    r"([^?？,，]{2,30}?)(?:呢|怎么样)?|([^?？,，]{2,30}?)呢)[\s?？]*", re.IGNORECASE)
-NAME_WORD = Pattern(r"[A-Za-z0-9](?:[\w.+-]*[A-Za-z0-9+])?", re.ASCII)
 
 
 class Requests:
@@ -13176,64 +13249,6 @@ class Requests:
         return usable[:FACTS_MAX]
 
 
-def search_query(question, earlier):
-    """Return (what to search for, whether that is certain).
-
-    A question that refers back takes the subject of the one before along.
-
-    earlier  str, what the turn before searched for, or empty
-    >>> search_query("and how do I change it?", "What is the retry limit?")
-    ('and how do I change it? What is the retry limit?', True)
-    >>> search_query("那银牌呢？", "金牌服务响应时间多久？")
-    ('银牌服务响应时间多久？', True)
-    >>> search_query("What is its unit in the request log?", "retry limit")
-    ('What is its unit in the request log? retry limit', False)
-    """
-    if not earlier:
-        return question, True
-    if another := asked_of_another(question, earlier):
-        return another, True
-    own, refers = len(question_tokens(question)), bool(REFERS_BACK.search(question))
-    bare = own < 2 and len(tokens(question)) <= UNCLEAR_WORDS_MAX
-    query = f"{question} {earlier[-EARLIER_CHARS_MAX:]}" if bare or refers else question
-    certain = own < 2 and (bare or refers) or not refers and own > UNCLEAR_WORDS_MAX
-    return query, certain
-
-
-def asked_of_another(question, earlier):
-    """Return the question before asked of what this one names instead, or "".
-
-    >>> asked_of_another("And the Team plan?", "How many seats has the Free plan?")
-    'How many seats has the Team plan?'
-    """
-    match = ANOTHER.fullmatch(question)
-    new = (match[1] or match[2]).strip() if match else ""
-    if not new or REFERS_BACK.search(new):
-        return ""
-    words, known = NAME_WORD.findall(new), list(NAME_WORD.finditer(earlier))
-    if new == "".join(HAN.findall(new)):        # 银牌 for 金牌: the last sign is the kind
-        olds = [m for m in re.finditer(rf"(?={HAN.pattern}{{{len(new)}}})", earlier)
-                if earlier[m.start() + len(new) - 1] == new[-1]]
-        old = olds and (olds[0].start(), olds[0].start() + len(new))
-    elif " ".join(words) != new or len(words) > 2 or words[0].casefold() in STOPS:
-        return ""
-    elif len(words) == 2:                       # the Team plan for the Free plan
-        old = next((before.span() for before, word in zip(known, islice(known, 1, None))
-                    if word[0].casefold() == words[1].casefold()
-                    and before[0].casefold() not in STOPS), None)
-        new = words[0]
-    else:
-        olds = [m for m in known if _kind_of_name(m[0]) == _kind_of_name(new) > (0, 0)]
-        old = olds and olds[-1].span()
-    return f"{earlier[:old[0]]}{new}{earlier[old[1]:]}" if old else ""
-
-
-def _kind_of_name(word):
-    """Return (has it a digit, has it a capital), none for a word of asking."""
-    plain = word.casefold() in STOPS
-    return bool(re.search(r"\d", word)), not plain and word != word.lower()
-
-
 def transcript(messages, summary=""):
     """Return a conversation as plain text, results of tools cut short."""
     lines = [f"summary so far: {summary}"] if summary else []
@@ -13247,7 +13262,7 @@ def transcript(messages, summary=""):
 
 
 # =============================================================================
-# 59. Subjects -- where a model says that a new subject begins
+# 60. Subjects -- where a model says that a new subject begins
 #    Uses: Settings, Errors, Prose, Chunks, Addresses, Conversation, Model, Requests
 # =============================================================================
 
@@ -13376,7 +13391,7 @@ def numbers_said(said, lines):
 
 
 # =============================================================================
-# 60. Rerank -- passages put in order, and questions put anew, by a model
+# 61. Rerank -- passages put in order, and questions put anew, by a model
 #    Uses: Settings, Errors, Text, Context, Addresses, Conversation, Model, Requests
 # =============================================================================
 
@@ -13541,7 +13556,7 @@ def variants_in(said, query):
 
 
 # =============================================================================
-# 61. Calls -- run what a model asks for, or say why not
+# 62. Calls -- run what a model asks for, or say why not
 #    Uses: Settings, Errors, Protocol, Tools
 # =============================================================================
 
@@ -13628,7 +13643,7 @@ def find_tool(name):
 
 
 # =============================================================================
-# 62. Review -- an answer against all that its conversation has shown
+# 63. Review -- an answer against all that its conversation has shown
 #    Uses: Settings, Prose, Answers, Checking
 # =============================================================================
 
@@ -13684,7 +13699,7 @@ def own_words(question, hits, register, knowledge, meant=""):
 
 
 # =============================================================================
-# 63. Agent -- the loop; yields events, never prints
+# 64. Agent -- the loop; yields events, never prints
 #    Uses: Settings, Errors, Protocol, Stream, Context, Model, Requests, Calls, Review
 # =============================================================================
 
@@ -13995,7 +14010,7 @@ class Agent:
 
 
 # =============================================================================
-# 64. Wire -- the agent's events as the page knows them [pure]
+# 65. Wire -- the agent's events as the page knows them [pure]
 #    Uses: Settings, Prose, Stream, Context, Model, Calls, Agent
 # =============================================================================
 
@@ -14070,7 +14085,7 @@ def shown_history(conversation):
 
 
 # =============================================================================
-# 65. Evaluation -- run judged sets and golden cases
+# 66. Evaluation -- run judged sets and golden cases
 #    Uses: Settings, Errors, Prose, Metrics, Golden, Plots, Files, Knowledge, Embedder
 # =============================================================================
 
@@ -14271,7 +14286,7 @@ def chosen_cases(cases, words):
 
 
 # =============================================================================
-# 66. Replay -- a model's answers, kept by case and given again
+# 67. Replay -- a model's answers, kept by case and given again
 #    Uses: Errors, Golden, Protocol, Stream, Network, Http, Model, Wire
 # =============================================================================
 
@@ -14420,7 +14435,7 @@ class Face:
 
 
 # =============================================================================
-# 67. Console -- printing, asking and progress under any encoding
+# 68. Console -- printing, asking and progress under any encoding
 #    Uses: Settings, Errors, Prose
 # =============================================================================
 
@@ -14725,7 +14740,7 @@ def known_error(error):
 
 
 # =============================================================================
-# 68. Consent -- ask once, and remember what the user wants remembered
+# 69. Consent -- ask once, and remember what the user wants remembered
 #    Uses: Settings, Errors, Choices, Prose, Permissions, Folders, Ingest, Model
 # =============================================================================
 
@@ -14924,7 +14939,7 @@ def open_model(settings, consent):
 
 
 # =============================================================================
-# 69. Meaning -- search by meaning and with models, as the user set it up
+# 70. Meaning -- search by meaning and with models, as the user set it up
 #    Uses: Errors, Ingest, Model, Embedder, Hybrid, Subjects, Rerank, Consent
 # =============================================================================
 
@@ -15037,7 +15052,7 @@ def make_vectors(knowledge, options, console, home=""):
 
 
 # =============================================================================
-# 70. Arguments -- the words of a command line to a command and its options [pure]
+# 71. Arguments -- the words of a command line to a command and its options [pure]
 #    Uses: Settings, Errors, Prose, Chunks
 # =============================================================================
 
@@ -15252,7 +15267,7 @@ SHARED = (
 
 
 # =============================================================================
-# 71. Intake -- the commands that add, sync, embed and remove
+# 72. Intake -- the commands that add, sync, embed and remove
 #    Uses: Errors, Prose, Folders, Sources, Knowledge, Ingest, Consent, Meaning
 # =============================================================================
 
@@ -15562,7 +15577,7 @@ def report_json(report):
 
 
 # =============================================================================
-# 72. Listing -- the commands that list, show and search
+# 73. Listing -- the commands that list, show and search
 #    Uses: Errors, Choices, Prose, Documents, Folders, Ingest, Hybrid, Arguments, Intake
 # =============================================================================
 
@@ -15747,7 +15762,7 @@ def show_explained(row, console):
 
 
 # =============================================================================
-# 73. Gate -- whether a tool may do what a model wants
+# 74. Gate -- whether a tool may do what a model wants
 #    Uses: Settings, Prose, Folders, Sources, Memory, Lookup, Calls, Intake
 # =============================================================================
 
@@ -15825,7 +15840,7 @@ def open_calls(knowledge, conversation, consent, pages, clock, progress=None):
 
 
 # =============================================================================
-# 74. Attachments -- what stands beside a question: @paths, standard input
+# 75. Attachments -- what stands beside a question: @paths, standard input
 #    Uses: Settings, Errors, Prose, Decoding, Documents, Knowledge, Reach, Lookup
 # =============================================================================
 
@@ -15880,7 +15895,7 @@ def piped_text(console, limit):
 
 
 # =============================================================================
-# 75. Setup -- the agent of a run, made of what the user set up
+# 76. Setup -- the agent of a run, made of what the user set up
 #    Uses: Conversation, Agent, Consent, Intake, Gate
 # =============================================================================
 
@@ -15929,7 +15944,7 @@ class Setup:
 
 
 # =============================================================================
-# 76. Telling -- an answer as it comes, and the sources behind it
+# 77. Telling -- an answer as it comes, and the sources behind it
 #    Uses: Settings, Prose, Answers, Stream, Deltas, Model, Calls, Agent, Gate
 # =============================================================================
 
@@ -16055,7 +16070,7 @@ def show_sources(citations, question, console):
 
 
 # =============================================================================
-# 77. Asking -- one question: its answer, and what --json says of it
+# 78. Asking -- one question: its answer, and what --json says of it
 #    Uses: Settings, Errors, Context, Intake, Attachments, Setup, Telling
 # =============================================================================
 
@@ -16147,7 +16162,7 @@ def piped_question(options, console):
 
 
 # =============================================================================
-# 78. Facts -- the memory command, and what a conversation leaves behind
+# 79. Facts -- the memory command, and what a conversation leaves behind
 #    Uses: Settings, Errors, Prose, Memory, Consent, Arguments, Intake
 # =============================================================================
 
@@ -16237,7 +16252,7 @@ def keep_facts(setup, _=""):
 
 
 # =============================================================================
-# 79. Sessions -- saved conversations: go on, begin anew, sum up, export
+# 80. Sessions -- saved conversations: go on, begin anew, sum up, export
 #    Uses: Settings, Errors, Prose, Answers, Context, Files, Conversation
 # =============================================================================
 
@@ -16332,7 +16347,7 @@ def as_markdown(conversation):
 
 
 # =============================================================================
-# 80. Panels -- what the prompt shows of models, tools, rules and sources
+# 81. Panels -- what the prompt shows of models, tools, rules and sources
 #    Uses: Settings, Errors, Prose, Answers, Addresses, Tools, Consent, Intake, Listing
 # =============================================================================
 
@@ -16411,7 +16426,7 @@ def open_source(setup, text):
 
 
 # =============================================================================
-# 81. Talk -- one conversation at the prompt
+# 82. Talk -- one conversation at the prompt
 #    Uses: Answers, Attachments, Setup, Asking, Sessions, Panels
 # =============================================================================
 
@@ -16448,7 +16463,7 @@ class Talk:
             self.console.note("No answer with sources yet.")
 
 # =============================================================================
-# 82. Grading -- the command that evaluates
+# 83. Grading -- the command that evaluates
 #    Uses: Errors, Prose, Golden, Evaluation, Replay, Meaning, Intake, Setup, Asking
 # =============================================================================
 
@@ -16588,7 +16603,7 @@ def show_evaluation(result, console):
 
 
 # =============================================================================
-# 83. Prompt -- the interactive prompt
+# 84. Prompt -- the interactive prompt
 #    Uses: Settings, Errors, Prose, Decoding, Console, Arguments
 # =============================================================================
 
@@ -16804,7 +16819,7 @@ def mend(line, encoding):
 
 
 # =============================================================================
-# 84. Chat -- the prompt with its commands
+# 85. Chat -- the prompt with its commands
 #    Uses: Errors, Folders, Console, Arguments, Facts, Sessions, Panels, Talk, Prompt
 # =============================================================================
 
@@ -16908,7 +16923,7 @@ TALKING = {
 
 
 # =============================================================================
-# 85. Admission -- who may ask a server, and how often [pure]
+# 86. Admission -- who may ask a server, and how often [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -17093,7 +17108,7 @@ def spent_on(record, day):
 
 
 # =============================================================================
-# 86. Completions -- the OpenAI format, as a server speaks it [pure]
+# 87. Completions -- the OpenAI format, as a server speaks it [pure]
 #    Uses: Answers, Protocol, Context, Conversation
 # =============================================================================
 
@@ -17177,7 +17192,7 @@ def models_json():
 
 
 # =============================================================================
-# 87. Layout -- the page: what stands where, and how it looks [pure]
+# 88. Layout -- the page: what stands where, and how it looks [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -17399,7 +17414,7 @@ PAGE_HTML = """<!doctype html>
 
 
 # =============================================================================
-# 88. Script -- what the page does [pure]
+# 89. Script -- what the page does [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -17700,7 +17715,7 @@ const time = (seconds) => node("span", { className: "number" },
 
 
 # =============================================================================
-# 89. Manners -- how the page is used: asking, documents, permission, keys [pure]
+# 90. Manners -- how the page is used: asking, documents, permission, keys [pure]
 #    Uses: Layout, Script
 # =============================================================================
 
@@ -17907,7 +17922,7 @@ def page_html(nonce, token):
 
 
 # =============================================================================
-# 90. Service -- the agent and the knowledge base for faces that serve several
+# 91. Service -- the agent and the knowledge base for faces that serve several
 #    Uses: Settings, Errors, Ingest, Conversation, Agent, Consent, Intake, Listing, Gate
 # =============================================================================
 
@@ -18117,7 +18132,7 @@ def open_service(options, console):
 
 
 # =============================================================================
-# 91. Web -- the page, its endpoints, and an endpoint for chat clients
+# 92. Web -- the page, its endpoints, and an endpoint for chat clients
 #    Uses: Settings, Errors, Prose, Files, Wire, Admission, Service
 # =============================================================================
 
@@ -18318,7 +18333,7 @@ class PageAsker(Nobody):
 
 
 # =============================================================================
-# 92. Endpoints -- one request: through the gates, to its answer
+# 93. Endpoints -- one request: through the gates, to its answer
 #    Uses: Settings, Errors, Wire, Intake, Admission, Completions, Manners, Service, Web
 # =============================================================================
 
@@ -18601,7 +18616,7 @@ OPEN_ENDPOINTS = ("GET /", "GET /health")       # without the token, on loopback
 
 
 # =============================================================================
-# 93. Serving -- connections, and the command that serves
+# 94. Serving -- connections, and the command that serves
 #    Uses: Settings, Errors, Files, Admission, Service, Endpoints
 # =============================================================================
 
@@ -18739,7 +18754,7 @@ def serve_command(options, console):
 
 
 # =============================================================================
-# 94. Rpc -- JSON-RPC 2.0, a message a line [pure]
+# 95. Rpc -- JSON-RPC 2.0, a message a line [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -18787,7 +18802,7 @@ def rpc_failure(name, error):
 
 
 # =============================================================================
-# 95. Mcp -- the same tools for other agents, over standard input and output
+# 96. Mcp -- the same tools for other agents, over standard input and output
 #    Uses: Settings, Errors, Context, Lookup, Tools, Wire, Consent, Gate, Service, Rpc
 # =============================================================================
 
@@ -19017,7 +19032,7 @@ def mcp_command(options, console):
 
 
 # =============================================================================
-# 96. Command line -- the table of commands, and main
+# 97. Command line -- the table of commands, and main
 #    Uses: Console, Arguments, Intake, Listing, Asking, Grading, Chat, Serving, Mcp
 # =============================================================================
 

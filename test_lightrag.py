@@ -3227,7 +3227,52 @@ class Test24Excerpts(unittest.TestCase):
 
 
 # =============================================================================
-# 25. Answers
+# 25. Questions
+# =============================================================================
+
+
+class Test25Questions(unittest.TestCase):
+    """What a question that leans on the one before means."""
+
+    def test_follow_ups_take_their_subject_along(self):
+        before = "What is the retry limit?"
+        for question, takes in [
+            ("and how do I change it?", True), ("Why?", True), ("它在哪里设置？", True),
+            ("那怎么改？", True), ("What is the name of the server?", False),
+            ("服务器的名字叫什么？", False), ("哪里？", True),
+        ]:
+            with self.subTest(question):
+                found, _ = lr.search_query(question, before)
+                self.assertEqual("retry limit" in found, takes)
+                self.assertEqual(lr.search_query(question, ""), (question, True))
+
+    def test_what_is_named_instead_takes_the_place_of_its_like(self):
+        for question, before, query in (
+            ("那银牌呢？", "金牌服务响应时间多久？", "银牌服务响应时间多久？"),
+            ("上海店呢？", "北京店几点开门？", "上海店几点开门？"),
+            ("那 Lite 呢？", "X200 Pro 支持多少并发连接？", "X200 Lite 支持多少并发连接？"),
+            ("那 X300 呢？", "X200 多少钱？", "X300 多少钱？"),
+            ("And the Team plan?", "How many seats has the Free plan?",
+             "How many seats has the Team plan?"),
+            ("What about 2.4.1?", "What was fixed in 2.5.0?", "What was fixed in 2.4.1?"),
+            ("and Bar?", "What is Foo?", "What is Bar?"),
+        ):
+            with self.subTest(question):
+                self.assertEqual(lr.search_query(question, before), (query, True))
+        for question, before in (
+            ("And what is Bar?", "What is Foo?"), ("那它呢？", "金牌服务响应时间多久？"),
+            ("那怎么改？", "历史压缩的阈值是多少？"), ("为什么呢？", "金牌服务响应时间多久？"),
+            ("and why?", "What is Foo?"), ("or else?", "What is Foo?"),
+            ("how about tomorrow?", "What is the weather in Paris?"),
+            ("and a plan?", "What is the plan?"), ("那么呢？", "金牌"), ("呢？", "金牌"),
+        ):
+            with self.subTest(question):
+                query, _ = lr.search_query(question, before)
+                self.assertTrue(query.startswith(question), query)
+
+
+# =============================================================================
+# 26. Answers
 # =============================================================================
 
 OFFICE = {      # minutes, settings, code, tables: the papers of a small office
@@ -3368,7 +3413,7 @@ def office():
     return base
 
 
-class Test25Answers(unittest.TestCase):
+class Test26Answers(unittest.TestCase):
     """Sentences of the hits, word for word, or a refusal."""
 
     MARKED = re.compile(r"(.+?) \[(\d+)\](?:\n|\Z)", re.DOTALL)
@@ -3852,10 +3897,10 @@ class Test25Answers(unittest.TestCase):
 
 
 # =============================================================================
-# 26. Metrics
+# 27. Metrics
 
 
-class Test26Metrics(unittest.TestCase):
+class Test27Metrics(unittest.TestCase):
     """What judgements make of a ranking; the figures are worked by hand."""
 
     def setUp(self):
@@ -3894,7 +3939,7 @@ class Test26Metrics(unittest.TestCase):
         self.assertEqual(scores, sorted(scores))
 
 
-# 27. Golden
+# 28. Golden
 
 
 def outcome(text="", cited=(), found=(), refused=False, tools=()):
@@ -3902,7 +3947,7 @@ def outcome(text="", cited=(), found=(), refused=False, tools=()):
     return lr.Outcome(text, refused, tuple(cited), tuple(found), tuple(tools))
 
 
-class Test27Golden(unittest.TestCase):
+class Test28Golden(unittest.TestCase):
     """Cases, and whether an outcome is as expected."""
 
     def judged(self, expect, got):
@@ -3976,10 +4021,10 @@ class Test27Golden(unittest.TestCase):
         self.assertEqual(lr.regressions({}, now), [])
 
 
-# 28. Plots
+# 29. Plots
 
 
-class Test28Plots(unittest.TestCase):
+class Test29Plots(unittest.TestCase):
     """The page of an evaluation."""
 
     def test_the_page_is_whole_and_asks_for_nothing(self):
@@ -4017,7 +4062,7 @@ class Test28Plots(unittest.TestCase):
         self.assertIn("</html>", lr.report_page([], {}))
 
 
-# 29. Vectors
+# 30. Vectors
 
 
 def gaussian(rng, dimension=24):
@@ -4025,7 +4070,7 @@ def gaussian(rng, dimension=24):
     return [rng.gauss(0, 1) for _ in range(dimension)]
 
 
-class Test29Vectors(unittest.TestCase):
+class Test30Vectors(unittest.TestCase):
     """Vectors in bytes, and the nearest of them."""
 
     def setUp(self):
@@ -4118,10 +4163,10 @@ class Test29Vectors(unittest.TestCase):
 
 
 
-# 30. Fusion
+# 31. Fusion
 
 
-class Test30Fusion(unittest.TestCase):
+class Test31Fusion(unittest.TestCase):
     """Rankings made one."""
 
     def test_worked_by_hand(self):
@@ -4136,10 +4181,10 @@ class Test30Fusion(unittest.TestCase):
         self.assertEqual(lr.fused([[], []], [1.0, 1.0]), [])
 
 
-# 31. Protocol
+# 32. Protocol
 # =============================================================================
 
-class Test31Protocol(unittest.TestCase):
+class Test32Protocol(unittest.TestCase):
 
     def test_TC_1_arguments(self):
         for raw, wanted in (
@@ -4239,10 +4284,10 @@ class Test31Protocol(unittest.TestCase):
 
 
 # =============================================================================
-# 32. Stream
+# 33. Stream
 # =============================================================================
 
-class Test32Stream(unittest.TestCase):
+class Test33Stream(unittest.TestCase):
 
     def test_lines_end_in_three_ways_and_anywhere(self):
         stream = ("\ufeff: ping\r\ndata: a\u2028\u0085b\r\rdata:\u4f60\n\ndata: x\r\n"
@@ -4344,7 +4389,7 @@ class Test32Stream(unittest.TestCase):
 
 
 # =============================================================================
-# 33. Deltas
+# 34. Deltas
 # =============================================================================
 
 def sse(*chunks, end=b"data: [DONE]\n\n"):
@@ -4369,7 +4414,7 @@ def fragment(index=None, id_=None, name=None, arguments=None):
     return clean
 
 
-class Test33Deltas(unittest.TestCase):
+class Test34Deltas(unittest.TestCase):
 
     def turn(self, stream, **options):
         """The last event of a stream, given whole; the text events must add up to it."""
@@ -4624,11 +4669,11 @@ class Test33Deltas(unittest.TestCase):
 
 
 # =============================================================================
-# 34. Context
+# 35. Context
 # =============================================================================
 
 
-class Test34Context(unittest.TestCase):
+class Test35Context(unittest.TestCase):
     """What a model is told, within a budget."""
 
     def test_SEC_4_no_text_closes_its_marker(self):
@@ -4689,10 +4734,10 @@ class Test34Context(unittest.TestCase):
 
 
 # =============================================================================
-# 35. Quantities
+# 36. Quantities
 
 
-class Test35Quantities(unittest.TestCase):
+class Test36Quantities(unittest.TestCase):
     """Numbers, however they are written."""
 
     def test_values(self):
@@ -4728,10 +4773,10 @@ class Test35Quantities(unittest.TestCase):
                 self.assertEqual(all(map(said.has, wanted)), held)
 
 
-# 36. Checking
+# 37. Checking
 
 
-class Test36Checking(unittest.TestCase):
+class Test37Checking(unittest.TestCase):
     """Marked sentences against their sources."""
 
     EN = ("The history limit MAX_HISTORY is 4,000 characters since January 2024. "
@@ -4852,10 +4897,10 @@ class Test36Checking(unittest.TestCase):
                 self.assertEqual(lr.check_answer(found.text, passages, base.idf), [])
 
 
-# 37. Permissions
+# 38. Permissions
 # =============================================================================
 
-class Test37Permissions(unittest.TestCase):
+class Test38Permissions(unittest.TestCase):
     """Rules, patterns and the verdict."""
 
     def test_rules_are_read_and_written_alike(self):
@@ -4917,10 +4962,10 @@ class Test37Permissions(unittest.TestCase):
 
 
 # =============================================================================
-# 38. Paths
+# 39. Paths
 # =============================================================================
 
-class Test38Paths(unittest.TestCase):
+class Test39Paths(unittest.TestCase):
     """Ignore rules, secret names and confinement, judged by letters alone."""
 
     # rule, path, is it a folder, does the rule match; after gitignore(5)
@@ -5099,10 +5144,10 @@ class Test38Paths(unittest.TestCase):
 
 
 # =============================================================================
-# 39. Addresses
+# 40. Addresses
 # =============================================================================
 
-class Test39Addresses(unittest.TestCase):
+class Test40Addresses(unittest.TestCase):
 
     def test_shown_addresses_hold_no_secret(self):
         for url, shown in (
@@ -5150,10 +5195,10 @@ class Test39Addresses(unittest.TestCase):
 
 
 # =============================================================================
-# 40. Files
+# 41. Files
 # =============================================================================
 
-class Test40Files(unittest.TestCase):
+class Test41Files(unittest.TestCase):
     """Reading, atomic writes and locks, on a real disk."""
 
     def setUp(self):
@@ -5420,10 +5465,10 @@ class Test40Files(unittest.TestCase):
 
 
 # =============================================================================
-# 41. Folders
+# 42. Folders
 # =============================================================================
 
-class Test41Folders(unittest.TestCase):
+class Test42Folders(unittest.TestCase):
     """Walking, the home of a knowledge base, configuration."""
 
     def setUp(self):
@@ -5705,10 +5750,10 @@ class Test41Folders(unittest.TestCase):
 
 
 # =============================================================================
-# 42. Network
+# 43. Network
 # =============================================================================
 
-class Test42Network(unittest.TestCase):
+class Test43Network(unittest.TestCase):
 
     def proxy(self, url, **environ):
         return lr.proxy_for(url, lr.read_network(environ))
@@ -5757,7 +5802,7 @@ class Test42Network(unittest.TestCase):
 
 
 # =============================================================================
-# 43. Http
+# 44. Http
 # =============================================================================
 
 class ScriptedServer:
@@ -6070,16 +6115,16 @@ class HttpCases(OnBothTransports):
                 self.assertTrue(s.left.wait(2))
 
 
-class Test43HttpUrllib(HttpCases, unittest.TestCase):
+class Test44HttpUrllib(HttpCases, unittest.TestCase):
     transport = "urllib"
 
 
-class Test43HttpRequests(HttpCases, unittest.TestCase):
+class Test44HttpRequests(HttpCases, unittest.TestCase):
     transport = "requests"
 
 
 # =============================================================================
-# 44. Pages
+# 45. Pages
 # =============================================================================
 
 class PageCases(OnBothTransports):
@@ -6277,16 +6322,16 @@ class PageCases(OnBothTransports):
             self.assertEqual(self.fetch(server.url).data, b"x")
 
 
-class Test44PagesUrllib(PageCases, unittest.TestCase):
+class Test45PagesUrllib(PageCases, unittest.TestCase):
     transport = "urllib"
 
 
-class Test44PagesRequests(PageCases, unittest.TestCase):
+class Test45PagesRequests(PageCases, unittest.TestCase):
     transport = "requests"
 
 
 # =============================================================================
-# 45. Sources
+# 46. Sources
 # =============================================================================
 
 def small_pdf(*lines):
@@ -6310,7 +6355,7 @@ def small_pdf(*lines):
             f"startxref\n{len(out)}\n%%EOF\n").encode()
 
 
-class Test45Sources(unittest.TestCase):
+class Test46Sources(unittest.TestCase):
     """From what a user names to bytes."""
 
     def setUp(self):
@@ -6607,7 +6652,7 @@ class Test45Sources(unittest.TestCase):
 
 
 # =============================================================================
-# 46. Format
+# 47. Format
 # =============================================================================
 
 def document(source, text, kind="text"):
@@ -6615,7 +6660,7 @@ def document(source, text, kind="text"):
     return lr.Document("", source, kind, text, chunks, "2026-01-02T03:04:05Z", "0")
 
 
-class Test46Format(unittest.TestCase):
+class Test47Format(unittest.TestCase):
     """The bytes of knowledge.json, whole and line by line."""
 
     def test_a_document_survives_its_line(self):
@@ -6651,10 +6696,10 @@ class Test46Format(unittest.TestCase):
 
 
 # =============================================================================
-# 47. Store
+# 48. Store
 # =============================================================================
 
-class Test47Store(unittest.TestCase):
+class Test48Store(unittest.TestCase):
     """The index on disk finds what one in memory finds, whatever happens to it."""
 
     def setUp(self):
@@ -6951,7 +6996,7 @@ class Test47Store(unittest.TestCase):
 
 
 # =============================================================================
-# 48. Knowledge
+# 49. Knowledge
 # =============================================================================
 
 
@@ -6983,7 +7028,7 @@ class Folder(unittest.TestCase):
             return file.read()
 
 
-class Test48Knowledge(Folder):
+class Test49Knowledge(Folder):
     """The documents, their one file, and what the index finds in them."""
 
     def test_a_file_is_found_by_the_folders_around_it(self):
@@ -7268,11 +7313,11 @@ class Test48Knowledge(Folder):
 
 
 # =============================================================================
-# 49. Ingest
+# 50. Ingest
 # =============================================================================
 
 
-class Test49Plans(Folder):
+class Test50Plans(Folder):
     """Plans, and what becomes of them."""
 
     def add(self, *arguments, **options):
@@ -7418,7 +7463,7 @@ class Test49Plans(Folder):
             "n/0.txt, n/1.txt, n/2.txt, n/3.txt, n/4.txt and 2 more",
         )
 
-class Test49Ingest(unittest.TestCase):
+class Test50Ingest(unittest.TestCase):
     """What a plan becomes in the knowledge base, and what a later sync makes of it."""
 
     def setUp(self):
@@ -7521,11 +7566,11 @@ class Test49Ingest(unittest.TestCase):
 
 
 # =============================================================================
-# 50. Memory
+# 51. Memory
 # =============================================================================
 
 
-class Test50Memory(Folder):
+class Test51Memory(Folder):
     """Long-term facts, and what a conversation holds on to."""
 
     def memory(self):
@@ -7613,7 +7658,7 @@ class Test50Memory(Folder):
 
 
 # =============================================================================
-# 52. Model
+# 53. Model
 # =============================================================================
 
 SAID = [lr.text_message("user", "hi")]
@@ -8010,16 +8055,16 @@ class ModelCases(OnBothTransports):
         self.error(lr.LostError, model, "EMBEDDING_BASE_URL")
 
 
-class Test52ModelUrllib(ModelCases, unittest.TestCase):
+class Test53ModelUrllib(ModelCases, unittest.TestCase):
     transport = "urllib"
 
 
-class Test52ModelRequests(ModelCases, unittest.TestCase):
+class Test53ModelRequests(ModelCases, unittest.TestCase):
     transport = "requests"
 
 
 # =============================================================================
-# 53. Embedder
+# 54. Embedder
 
 
 MEANINGS = {"阈值": "threshold", "历史": "history", "limit": "threshold", "天气": "weather"}
@@ -8084,7 +8129,7 @@ class EmbeddingServer:
         return lr.Embedder(settings, sleep=lambda seconds: None)
 
 
-class Test53Embedder(unittest.TestCase):
+class Test54Embedder(unittest.TestCase):
     """Texts to vectors, whatever the endpoint does."""
 
     def embedded(self, embedder, texts):
@@ -8190,11 +8235,11 @@ class Test53Embedder(unittest.TestCase):
 
 
 
-# 54. Hybrid
+# 55. Hybrid
 
 
 # =============================================================================
-# 60. Rerank
+# 61. Rerank
 
 
 def ranked_rows(*scores, name="relevance_score"):
@@ -8247,7 +8292,7 @@ class RerankCase(Folder):
         return lr.Adviser(settings, lambda: model)
 
 
-class Test60Rerank(RerankCase):
+class Test61Rerank(RerankCase):
     """What an endpoint or a model says of passages and questions, whatever it says."""
 
     def test_the_forms_of_answers(self):
@@ -8404,7 +8449,7 @@ class Test60Rerank(RerankCase):
                 self.assertEqual([r[1] for r in hybrid.own_first(query, far)], [0, 1])
 
 
-class Test54Hybrid(Folder):
+class Test55Hybrid(Folder):
     """Search by words and by meaning."""
 
     TEXTS = (("limits.md", "The history threshold is 4000 characters."),
@@ -8610,55 +8655,10 @@ class Test54Hybrid(Folder):
 
 
 # =============================================================================
-# 58. Requests
+# 60. Subjects
 # =============================================================================
 
-
-class Test58Requests(unittest.TestCase):
-    """What a question that leans on the one before means."""
-
-    def test_follow_ups_take_their_subject_along(self):
-        before = "What is the retry limit?"
-        for question, takes in [
-            ("and how do I change it?", True), ("Why?", True), ("它在哪里设置？", True),
-            ("那怎么改？", True), ("What is the name of the server?", False),
-            ("服务器的名字叫什么？", False), ("哪里？", True),
-        ]:
-            with self.subTest(question):
-                found, _ = lr.search_query(question, before)
-                self.assertEqual("retry limit" in found, takes)
-                self.assertEqual(lr.search_query(question, ""), (question, True))
-
-    def test_what_is_named_instead_takes_the_place_of_its_like(self):
-        for question, before, query in (
-            ("那银牌呢？", "金牌服务响应时间多久？", "银牌服务响应时间多久？"),
-            ("上海店呢？", "北京店几点开门？", "上海店几点开门？"),
-            ("那 Lite 呢？", "X200 Pro 支持多少并发连接？", "X200 Lite 支持多少并发连接？"),
-            ("那 X300 呢？", "X200 多少钱？", "X300 多少钱？"),
-            ("And the Team plan?", "How many seats has the Free plan?",
-             "How many seats has the Team plan?"),
-            ("What about 2.4.1?", "What was fixed in 2.5.0?", "What was fixed in 2.4.1?"),
-            ("and Bar?", "What is Foo?", "What is Bar?"),
-        ):
-            with self.subTest(question):
-                self.assertEqual(lr.search_query(question, before), (query, True))
-        for question, before in (
-            ("And what is Bar?", "What is Foo?"), ("那它呢？", "金牌服务响应时间多久？"),
-            ("那怎么改？", "历史压缩的阈值是多少？"), ("为什么呢？", "金牌服务响应时间多久？"),
-            ("and why?", "What is Foo?"), ("or else?", "What is Foo?"),
-            ("how about tomorrow?", "What is the weather in Paris?"),
-            ("and a plan?", "What is the plan?"), ("那么呢？", "金牌"), ("呢？", "金牌"),
-        ):
-            with self.subTest(question):
-                query, _ = lr.search_query(question, before)
-                self.assertTrue(query.startswith(question), query)
-
-
-# =============================================================================
-# 59. Subjects
-# =============================================================================
-
-class Test59Subjects(unittest.TestCase):
+class Test60Subjects(unittest.TestCase):
     """What a model says of the borders of a text."""
 
     def test_numbers_are_found_in_whatever_it_says(self):
@@ -8729,7 +8729,7 @@ class Test59Subjects(unittest.TestCase):
         self.assertEqual(self.divided("Short.\n\nToo.", None), ([], "", []))
 
 
-# 63. Agent
+# 64. Agent
 # =============================================================================
 
 
@@ -8816,7 +8816,7 @@ class AgentCase(Folder):
         return self.events[-1]
 
 
-class Test63Agent(AgentCase):
+class Test64Agent(AgentCase):
     """The loop, played against a scripted endpoint."""
 
     def test_markers_that_a_model_repeats_are_not_shown(self):
@@ -9312,7 +9312,7 @@ class Test63Agent(AgentCase):
         self.assertLess(len(agent.conversation.messages), 60)
 
 
-class Test55Reach(AgentCase):
+class Test56Reach(AgentCase):
     """Tools that read files: what they show, and what they refuse."""
 
     def run_tool(self, name, **arguments):
@@ -9451,7 +9451,7 @@ class Test55Reach(AgentCase):
         self.assertEqual(len(agent.conversation.register.sources), 1)
 
 
-class Test51Conversation(AgentCase):
+class Test52Conversation(AgentCase):
     """Conversations are saved as they go and taken up again."""
 
     def test_round_trip(self):
@@ -9515,7 +9515,7 @@ class Test51Conversation(AgentCase):
 
 
 # =============================================================================
-# 65. Evaluation
+# 66. Evaluation
 
 
 def judged_folder(folder, packed=False):
@@ -9544,7 +9544,7 @@ def judged_folder(folder, packed=False):
     return folder
 
 
-class Test65Evaluation(Folder):
+class Test66Evaluation(Folder):
     """Judged sets and cases, run over what is handed in."""
 
     def test_a_set_is_read_packed_or_not(self):
@@ -9631,7 +9631,7 @@ class Test65Evaluation(Folder):
         self.assertEqual(lr.passed_shares(cases, rows), {"all": 0.5, "refuses": 0.5})
 
 
-# 67. Console
+# 68. Console
 # =============================================================================
 
 def console_over(encoding, errors="strict", stdin=b"", **environ):
@@ -9676,7 +9676,7 @@ class Terminal:
         return found.decode("utf-8")
 
 
-class Test67Console(unittest.TestCase):
+class Test68Console(unittest.TestCase):
     """Printing, asking and progress."""
 
     FOREIGN = "《Day 5 学习笔记》 ✓ 😀 ℝ café"
@@ -9888,10 +9888,10 @@ class Test04Choices(unittest.TestCase):
 
 
 # =============================================================================
-# 68. Consent
+# 69. Consent
 # =============================================================================
 
-class Test68Consent(unittest.TestCase):
+class Test69Consent(unittest.TestCase):
     """Rules first, then the user; what `a`, `p` and `d` leave behind."""
 
     def setUp(self):
@@ -9998,7 +9998,7 @@ class Test68Consent(unittest.TestCase):
 
 
 # =============================================================================
-# 70. Arguments
+# 71. Arguments
 # =============================================================================
 
 COMMANDS = {
@@ -10015,7 +10015,7 @@ COMMANDS = {
 }
 
 
-class Test70Arguments(unittest.TestCase):
+class Test71Arguments(unittest.TestCase):
     """Words of a command line to a command and its options."""
 
     def parse(self, line, **given):
@@ -10088,7 +10088,7 @@ class Test70Arguments(unittest.TestCase):
 
 
 # =============================================================================
-# 71. Intake
+# 72. Intake
 # =============================================================================
 
 PROJECT_FILES = {
@@ -10170,7 +10170,7 @@ class Project:
         return code, json.loads(out)
 
 
-class Test71Intake(unittest.TestCase):
+class Test72Intake(unittest.TestCase):
     """add, sync and remove."""
 
     def setUp(self):
@@ -10584,7 +10584,7 @@ class Test71Intake(unittest.TestCase):
         self.assertIn(f"skipped   {name} (", self.project.call("add", "notes", "-y")[1])
 
 
-class Test71IntakeInTrouble(unittest.TestCase):
+class Test72IntakeInTrouble(unittest.TestCase):
     """Adding while processes are killed, race each other, or may not write."""
 
     def setUp(self):
@@ -10724,10 +10724,10 @@ class Test71IntakeInTrouble(unittest.TestCase):
 
 
 # =============================================================================
-# 72. Listing
+# 73. Listing
 # =============================================================================
 
-class Test72Listing(unittest.TestCase):
+class Test73Listing(unittest.TestCase):
     """list, show, status, search and ask."""
 
     QUESTION = "历史压缩的触发阈值是多少？"
@@ -10970,10 +10970,10 @@ class Test72Listing(unittest.TestCase):
 
 
 # =============================================================================
-# 82. Grading
+# 83. Grading
 
 
-class Test82Grading(unittest.TestCase):
+class Test83Grading(unittest.TestCase):
     """The command eval."""
 
     def setUp(self):
@@ -11232,7 +11232,7 @@ class Test82Grading(unittest.TestCase):
                              data)
 
 
-# 83. Prompt
+# 84. Prompt
 # =============================================================================
 
 class Screen:
@@ -11333,7 +11333,7 @@ class Lines:
     say = warn = note
 
 
-class Test83Prompt(unittest.TestCase):
+class Test84Prompt(unittest.TestCase):
     """Lines, pastes and blocks; commands; the terminal."""
 
     def play(self, *typed):
@@ -11510,10 +11510,10 @@ class Test83Prompt(unittest.TestCase):
 
 
 # =============================================================================
-# 73. Gate
+# 74. Gate
 # =============================================================================
 
-class Test73Gate(unittest.TestCase):
+class Test74Gate(unittest.TestCase):
     """Which calls of a model may happen, and what is asked."""
 
     def setUp(self):
@@ -11639,7 +11639,7 @@ class Asked:
 
 
 # =============================================================================
-# 77. Asking
+# 78. Asking
 # =============================================================================
 
 class Endpoint:
@@ -11671,7 +11671,7 @@ def plain(text):
     return [answer(200, json.dumps(reply).encode())]
 
 
-class Test77Asking(unittest.TestCase):
+class Test78Asking(unittest.TestCase):
     """The real program and a scripted endpoint."""
 
     QUESTION = "这套笔记里，历史压缩相关的触发阈值是多少？"
@@ -11973,7 +11973,7 @@ CHAOS = [      # (behaviours of the server, mode of the answer, exit code)
 ]
 
 
-class Test77RealServers(unittest.TestCase):
+class Test78RealServers(unittest.TestCase):
     """Slow checks against servers that others wrote, where their addresses are given."""
 
     QUESTION = "What is the default of MAX_HISTORY_CHARS?"
@@ -12053,10 +12053,10 @@ class Test77RealServers(unittest.TestCase):
 
 
 # =============================================================================
-# 78. Facts
+# 79. Facts
 # =============================================================================
 
-class Test78Facts(unittest.TestCase):
+class Test79Facts(unittest.TestCase):
     """The memory command."""
 
     def test_memory_is_kept_searched_and_undone(self):
@@ -12098,10 +12098,10 @@ class Test78Facts(unittest.TestCase):
 
 
 # =============================================================================
-# 81. Talk
+# 82. Talk
 # =============================================================================
 
-class Test81Talk(unittest.TestCase):
+class Test82Talk(unittest.TestCase):
     """Conversations at the prompt, with a scripted endpoint."""
 
     def setUp(self):
@@ -12255,7 +12255,7 @@ class Test81Talk(unittest.TestCase):
 
 
 # =============================================================================
-# 96. Command line
+# 97. Command line
 # =============================================================================
 
 def frames_of(data):
@@ -12360,7 +12360,7 @@ class WebCase(Folder):
         return lr.load_conversation(os.path.join(self.home, "sessions"), name)
 
 
-class Test85Admission(WebCase):
+class Test86Admission(WebCase):
     """Who may ask, and how often."""
 
     def test_WEB_1_other_sites_cannot_drive_the_page(self):
@@ -12480,7 +12480,7 @@ class Test85Admission(WebCase):
             self.assertEqual(self.post("/api/ask", {"question": "x"})[0], 429)
 
 
-class Test92Endpoints(WebCase):
+class Test93Endpoints(WebCase):
     """Answers as streams, and what happens to them."""
 
     def test_an_extract_without_a_model(self):
@@ -12643,7 +12643,7 @@ class Test92Endpoints(WebCase):
         self.assertEqual(self.request("GET", "/api/conversation")[0], 404)
 
 
-class Test96Changes(WebCase):
+class Test97Changes(WebCase):
     """Documents come in and go by the page, after a yes."""
 
     def answer(self, path, body, given):
@@ -12721,7 +12721,7 @@ class Test96Changes(WebCase):
             self.assertEqual(self.post("/api/add", body)[0], 400)
 
 
-class Test96CompletionsOverHttp(WebCase):
+class Test97CompletionsOverHttp(WebCase):
     """The endpoint for chat clients."""
 
     def complete(self, *messages, stream=False, **headers):
@@ -12779,7 +12779,7 @@ class Test96CompletionsOverHttp(WebCase):
         self.assertEqual([m["id"] for m in json.loads(data)["data"]], ["lightrag"])
 
 
-class Test96Page(WebCase):
+class Test97Page(WebCase):
     """The page itself."""
 
     def test_WEB_2_policy_and_nothing_from_outside(self):
@@ -12931,7 +12931,7 @@ RETRY_LIMIT = 5   # <b>not markup</b>
 """
 
 
-class Test96Browser(WebCase):
+class Test97Browser(WebCase):
     """The page in a real browser."""
 
     def setUp(self):
@@ -13102,7 +13102,7 @@ class Test96Browser(WebCase):
                     file.write(shot)
 
 
-class Test96OpenaiClient(WebCase):
+class Test97OpenaiClient(WebCase):
     """The official client of the OpenAI format."""
 
     def setUp(self):
@@ -13131,7 +13131,7 @@ class Test96OpenaiClient(WebCase):
             client.with_options(api_key="wrong").models.list()
 
 
-class Test96Load(WebCase):
+class Test97Load(WebCase):
     """Many clients for a while."""
 
     CLIENTS, SECONDS = 50, 60
@@ -13188,7 +13188,7 @@ class Test96Load(WebCase):
               f"memory {' '.join(f'{mb:.0f}' for mb in levels)} MB", file=sys.stderr)
 
 
-class Test93Serving(unittest.TestCase):
+class Test94Serving(unittest.TestCase):
     """The command."""
 
     def setUp(self):
@@ -13222,7 +13222,7 @@ class Test93Serving(unittest.TestCase):
         self.assertIn("cannot listen on 203.0.113.7", err)
 
 
-class Test95Mcp(unittest.TestCase):
+class Test96Mcp(unittest.TestCase):
     """The MCP server, as a client meets it."""
 
     def setUp(self):
@@ -13431,7 +13431,7 @@ class Test95Mcp(unittest.TestCase):
         self.assertLess(len(text), lr.MCP_CHARS_MAX + 200)
 
 
-class Test96McpClient(unittest.TestCase):
+class Test97McpClient(unittest.TestCase):
     """The official client of the Model Context Protocol."""
 
     def setUp(self):
@@ -13483,7 +13483,7 @@ class Test96McpClient(unittest.TestCase):
                 self.assertNotIn("more/", listed.content[0].text)
 
 
-class Test96CommandLine(unittest.TestCase):
+class Test97CommandLine(unittest.TestCase):
     """The real program in a process of its own."""
 
     QUESTION = "历史压缩的触发阈值是多少？"
