@@ -3653,8 +3653,12 @@ STYLE_COMMENT = Pattern(r"/\*.*?\*/", re.DOTALL)
 UNSEEN_STYLE = Pattern(
     r"(?:^|;)\s*(?:display\s*:\s*none|visibility\s*:\s*(?:hidden|collapse)"
     r"|opacity\s*:\s*0*\.?0*\s*(?:!|;|$)|font-size\s*:\s*0[a-z%]*\s*(?:!|;|$)"
-    r"|(?:left|right|top|text-indent)\s*:\s*-\d{4,}|color\s*:\s*transparent)"
+    r"|(?:left|right|top|text-indent)\s*:\s*-(?:\d{4,}|\d{3}r?em)"
+    r"|(?:-webkit-)?(?:clip-path\s*:\s*(?:inset\(\s*(?:50|100)%|circle\(\s*0)"
+    r"|clip\s*:\s*rect\((?:\s*[01](?:px)?[\s,)]){4}|transform\s*:\s*scale\(\s*0\s*\))"
+    r"|color\s*:\s*transparent)"
 )
+COLOR = Pattern(r"(?:^|;)\s*(color|background)(?:-color)?\s*:\s*([^;!]*[^;!\s])")
 
 
 VOID = set_of("area base br col embed frame hr img input link meta param source wbr")
@@ -3668,7 +3672,7 @@ BLOCKS = HEADINGS | LISTS | TABLE_PARTS | set_of(
     "summary"
 )
 _P, BLOCKS_BUT_P = set_of("p"), BLOCKS - {"p"}
-EVENTS = BLOCKS | set_of("a br button q rt")
+EVENTS = BLOCKS | set_of("a br button del q rt s strike sub sup")
 OPTIONAL_END = TABLE_SECTIONS | set_of("p li dt dd tr td th")
 # What a start tag ends: the elements named first, looked for up to one of the second.
 IMPLIED_END = {
@@ -3727,6 +3731,18 @@ def _unescape(text):
     return unescape(text)
 
 
+def is_unseen(style):
+    """Does a style keep a reader from seeing what it is of?
+
+    >>> is_unseen("Display: none"), is_unseen("color: #fff; background-color:#FFF")
+    (True, True)
+    """
+    style = STYLE_COMMENT.sub("", style.lower())
+    colors = dict(COLOR.findall(style))
+    return bool(UNSEEN_STYLE.search(style)) or (
+        len(colors) == 2 and colors["color"] == colors["background"])
+
+
 def fate_of(name, attributes):
     """Return what an element is, one of FATES or "", by name, role, class and id.
 
@@ -3739,7 +3755,7 @@ def fate_of(name, attributes):
     if (
         "hidden" in found
         or found.get("aria-hidden", "").lower() == "true"
-        or UNSEEN_STYLE.search(STYLE_COMMENT.sub("", found.get("style", "").lower()))
+        or is_unseen(found.get("style", ""))
         or (name == "dialog" and "open" not in found)
         or not names.isdisjoint(LINE_NUMBER_NAMES)
     ):
@@ -4061,6 +4077,9 @@ WIDE_WRAP = Pattern(rf"(?<=[{WIDE}])[ \t]*\n\s*(?=[{WIDE}])")
 ZERO_WIDTH = Pattern("[\xad\u200b\u2060\ufeff]")
 BREAK = "\0"            # <br> among the pieces of a block; no page holds it
 BREAKS = Pattern(rf" ?{BREAK} ?")
+# Of what would be another number, or hold, without a sign.
+MARKS = {"sup": "^", "sub": "_", "s": "~~", "strike": "~~", "del": "~~"}
+EXPONENT = Pattern("[-+\u2212]?\\d+")
 LINK_SCHEMES = set_of("http: https: ftp: mailto:")
 PERMALINK_SIGNS = set_of("\xb6 # \xa7 \u2693 \U0001f517")
 
@@ -4240,8 +4259,7 @@ class MarkdownWriter:
         self.lists.append(first)
 
     def _numbered_list(self, attributes):
-        start = attributes_of(attributes).get("start", "")
-        self._list(int(start) if re.fullmatch(r"[0-9]{1,9}", start) else 1)
+        self._list(_list_number(attributes, "start", 1))
 
     def _end_list(self, _):
         self.lists.pop()
@@ -4249,12 +4267,14 @@ class MarkdownWriter:
             self.gap = 1 if self.lists else 2
         self.marker = ""
 
-    def _item(self, _):
+    def _item(self, attributes):
         if self._block():
             number = self.lists[-1] if self.lists else None
+            if number is not None and "value" in attributes:
+                number = _list_number(attributes, "value", number)
             self.marker = "- " if number is None else f"{number}. "
             if number is not None:
-                self.lists[-1] += 1
+                self.lists[-1] = number + 1
 
     def _quote(self, _):
         self._block()
@@ -4317,11 +4337,28 @@ class MarkdownWriter:
     def _link(self, attributes):
         self.links.append((self.pieces, len(self.pieces), attributes))
 
+    def _end_mark(self, sign):
+        """Keep 10<sup>6</sup> and <s>9</s>8 from becoming other numbers."""
+        pieces, start, _ = self.links.pop()
+        if pieces is not self.pieces or self.code:
+            return
+        words = "".join(pieces[start:])
+        if sign == "~~" and words.strip():
+            pieces[start:] = [sign, words, sign]
+        elif start and pieces[start - 1][-1:].isdigit() and EXPONENT.fullmatch(words):
+            pieces[start:] = [sign, words]
+
     def _end_link(self, _):
         pieces, start, attributes = self.links.pop()
         if pieces is self.pieces and not self.code:     # no block ended inside it
             address = attributes_of(attributes).get("href", "")
             pieces[start:] = [markdown_link("".join(pieces[start:]), address)]
+
+
+def _list_number(attributes, key, default):
+    """Return the number that a list or an item of it is given."""
+    value = attributes_of(attributes).get(key, "")
+    return int(value) if re.fullmatch(r"[0-9]{1,9}", value) else default
 
 
 # What an event adds to the line it stands in.
@@ -4347,7 +4384,9 @@ HANDLERS = {
     "pre": MarkdownWriter._preformatted,
     "/pre": MarkdownWriter._end_preformatted,
     "code": MarkdownWriter._code,
-    "a": MarkdownWriter._link,
+    **dict.fromkeys(("a", *MARKS), MarkdownWriter._link),
+    **{f"/{name}": lambda writer, _, sign=sign: writer._end_mark(sign)
+       for name, sign in MARKS.items()},
     "/a": MarkdownWriter._end_link,
     "br": lambda writer, _: writer.pieces.append("\n" if writer.code else BREAK),
 }
@@ -4711,6 +4750,10 @@ OUTLINE_LEVELS = frozenset("012345678")
 WORD_SIGNS = {
     "tab": ("", "\t"), "br": ("br", ""), "cr": ("br", ""), "noBreakHyphen": ("", "-"),
 }
+WORD_MARKS = {
+    ("vertAlign", "superscript"): "sup", ("vertAlign", "subscript"): "sub",
+    **dict.fromkeys((("strike", "1"), ("strike", "true"), ("dstrike", "1")), "s"),
+}
 TABLE_EVENTS = {"tbl": "table", "tr": "tr", "tc": "td"}
 
 
@@ -4842,7 +4885,7 @@ class WordReader:
                 yield from self.nesting.end()
                 yield name.replace(bare, TABLE_EVENTS[bare]), ""
             elif name == "p":
-                self.paragraphs.append({"events": []})
+                self.paragraphs.append({"events": [], "marks": []})
             elif name in ("footnote", "endnote"):
                 self.note = f"[^{value.get('id')}]: "
             elif not self.paragraphs:
@@ -4851,6 +4894,9 @@ class WordReader:
                 yield from self._finished(self.paragraphs.pop())
             elif name == "r" or name == "/r":
                 in_run, hidden = name == "r", False
+                marks = self.paragraphs[-1]["marks"]
+                ends = [("/" + marks.pop(), "") for _ in range(len(marks))]
+                self.paragraphs[-1]["events"] += ends
             elif name == "vanish":
                 hidden = in_run and value.get("val") not in NO
             elif name or not hidden:
@@ -4873,6 +4919,9 @@ class WordReader:
             events.append(("", f"[^{value.get('id')}]"))
         elif in_run and name in WORD_SIGNS:
             events.append(WORD_SIGNS[name])
+        elif in_run and (mark := WORD_MARKS.get((name, value.get("val", "1")))):
+            paragraph["marks"].append(mark)
+            events.append((mark, ""))
 
     def _finished(self, paragraph):
         """Return the events of a paragraph that has ended."""

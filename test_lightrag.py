@@ -2229,6 +2229,19 @@ class Test17Markup(unittest.TestCase):
             with self.subTest(seen):
                 self.assert_page(seen, "x")
 
+    def test_hidden_by_a_style(self):
+        for style, hides in (
+            ("left: -999em", True), ("left: -99em", False), ("clip-path: inset(50%)", True),
+            ("clip: rect(1px, 1px, 1px, 1px)", True), ("clip: rect(0,99px,99px,0)", False),
+            ("transform: scale(0)", True), ("transform: scale(0.5)", False),
+            ("color: #fff; background: #FFF", True), ("color: #fff; background: #000", False),
+            ("background-color: white; color: white !important", True),
+            ("border-color: red; background: red", False), ("background: #fff; color: #ffe", False),
+        ):
+            with self.subTest(style):
+                page = f"<p>Hi</p><div style='{style}'>x</div><p>End</p>"
+                self.assert_page(page, "Hi\n\nEnd" if hides else "Hi\n\nx\n\nEnd")
+
     def test_hidden_without_end_hides_no_more_than_it_must(self):
         for name in ("div", "span", "section", "i"):
             with self.subTest(name):
@@ -2369,6 +2382,19 @@ class Test18Markdown(unittest.TestCase):
         self.assert_text("a<br>b<br/>c<br><br>d<hr>e", "a\nb\nc\n\nd\n\ne")
         self.assert_text("x<img alt='a chart'>y<img src=z>", "x a chart y")
         self.assert_text("a<button>b</button><button>c</button>", "a b c")
+
+    def test_numbers_are_never_glued(self):
+        for page, text in (
+            ("10<sup>6</sup> 10<sup>-3</sup> 101<sub>2</sub>", "10^6 10^-3 101_2"),
+            ("H<sub>2</sub>O, m<sup>2</sup>, 1<sup>st</sup>", "H2O, m2, 1st"),
+            ("in 2019<sup><a href='#f1'>1</a></sup>", "in 2019^1"),
+            ("<s>10</s>12 <del>a</del> <strike>b</strike><s></s>", "~~10~~12 ~~a~~ ~~b~~"),
+            ("<table><tr><td>2<sup>10</sup><td><s>9</s>8</table>", "2^10 | ~~9~~8"),
+            ("<pre>2<sup>10</sup></pre>", "```\n210\n```"), ("<del><p>a</p></del>b", "a\n\nb"),
+            ("<ol><li value=7>a<li>b<li value=x>c</ol>", "7. a\n8. b\n9. c"),
+        ):
+            with self.subTest(page):
+                self.assert_text(page, text)
 
     def test_tables(self):
         self.assert_text(
@@ -2803,6 +2829,17 @@ class Test21Office(unittest.TestCase):
             "unbelievable x\ny-z seen new\n\n[link](https://a.org/?b=1&c) inside",
         )
         self.assertEqual(parsed.title, "a.docx")
+
+    def test_word_numbers_are_never_glued(self):
+        def run(text, properties=""):
+            return f"<w:r><w:rPr>{properties}</w:rPr><w:t>{text}</w:t></w:r>"
+
+        parsed = self.read_docx(
+            "<w:p>" + run("10") + run("6", '<w:vertAlign w:val="superscript"/>') + run(", H")
+            + run("2", '<w:vertAlign w:val="subscript"/>') + run("O, ")
+            + run("9", "<w:strike/>") + run("8", '<w:strike w:val="0"/>') + "</w:p>"
+        )
+        self.assertEqual(parsed.text, "10^6, H2O, ~~9~~8")
 
     def test_word_tables_and_boxes(self):
         def table(*rows):
