@@ -1828,7 +1828,8 @@ def _hidden(notes, quotes=("(?!)",)):
 
 
 def _header(*patterns):
-    return rf"(?m)^[ \t\f]*(?:{'|'.join(patterns)})"
+    # subtle: (?!) keeps a deep indentation from being given back, sign by sign
+    return rf"(?m)^[ \t\f]*(?![ \t\f])(?:{'|'.join(patterns)})"
 
 
 # Each of these ends somewhere, if need be with the line or the text: what never fails

@@ -1576,6 +1576,16 @@ class Test11Chunks(unittest.TestCase):
 
                     self.assertLess(growth(_cut, 6_000), LINEAR)
 
+    def test_a_deep_indentation_costs_no_more_than_its_length(self):
+        for syntax in (*lr.SYNTAXES, *lr.DATA_SYNTAXES.values()):
+            header = re.compile(syntax.header)
+
+            def _match(blanks, header=header):
+                for _ in range(20):
+                    header.match(" " * blanks + "x")
+
+            self.assertLess(growth(_match, 200), LINEAR)
+
     def test_a_subject_begins_where_a_chunk_does(self):
         text = ("# A\n\nOne is here. Two is here.\n\n```\ncode 1\n\ncode 2\n```\n\n"
                 "## B\n\nThree.\n\nFour.\n")
