@@ -403,7 +403,7 @@ KNOWLEDGE_FORMAT = "lightrag/knowledge"
 KNOWLEDGE_VERSION = 1
 MAP_MAGIC = b"LRAGMAP1"
 INDEX_METHOD = 7151945309975091965  # of tokeniser and weights; a test tells it
-READ_TRIES = 3              # others may replace the file while it is read
+READ_TRIES = 30             # others may replace the file while it is read
 HITS = 4                    # passages a question gets when nobody says otherwise
 
 # Ingest
@@ -10912,16 +10912,20 @@ class Knowledge:
         """
         if self._guarded:
             return action()
-        self._guarded = True
+        self._guarded, trusted = True, True
         try:
             for _ in range(READ_TRIES):
                 try:
                     return action()
                 except StaleError:
-                    self._reload()
+                    pass
                 except UNSOUND:
-                    self._reload(trusted=False)
-            return action()
+                    if not trusted:
+                        raise
+                    trusted = False
+                self._reload(trusted)
+            raise StorageError(f"{self.path} changes faster than it can be read; try "
+                               "again when whatever writes it is done")
         finally:
             self._guarded = False
 

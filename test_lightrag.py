@@ -7350,6 +7350,25 @@ class Test49Knowledge(Folder):
         self.assertGreater(reads, 0)
         self.assertEqual([n for n in os.listdir(self.home) if "tmp" in n], [])
 
+    def test_STO_3_a_reader_outlasts_many_writers(self):
+        base, writers = self.open(), iter(range(12))
+        base.add_text("text", source="a.txt")
+        base.save()
+
+        def _read(writers):
+            for number in writers:
+                other = self.open()
+                other.add_text("more", source=f"{number}.txt")
+                other.save()
+                break
+            return [document.source for document in base._base.documents()]
+
+        self.assertEqual(base._sound(lambda: _read(writers)),
+                         ["a.txt", *(f"{number}.txt" for number in range(12))])
+        endless = iter(range(12, 999))
+        with self.assertRaisesRegex(lr.StorageError, "changes faster"):
+            base._sound(lambda: _read(endless))
+
     def test_TXT_4_lone_surrogates_never_stop_a_save(self):
         base = self.open()
         base.add_text("half \ud83c emoji", source="bad\udcff.txt", title="\udcb0")
