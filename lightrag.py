@@ -356,6 +356,7 @@ PART_SENTENCE_SHARE = 0.7   # of the tokens of a sentence: it is part of the oth
 
 # Context
 CUT_MARK = " [... cut]"
+MARKED_MAX = 20             # sources of [1-3]; a longer span is an interval
 MESSAGE_TOKENS = 4          # the envelope of one message, in common templates
 QUESTION_SHARE = 0.5        # a longer one is cut: what is found must have room, too
 TURN_SHARE = 0.6            # of what is left: calls and results of this turn
@@ -7595,10 +7596,15 @@ Rewrite the last question so that it can be understood and searched for without 
 conversation. Answer with the question alone, in its own language."""
 
 DATA_MARK = Pattern(r"\[data (\w+) ")
+ONE_MARK = r"(?:[1-9]\d?\s*(?:[-–—~～至到]|to)\s*[1-9]\d?|\d{1,4})"
 MARK = Pattern(     # [1], [2, 3], 【4】 and, as models vary it, [^1] [ 1 ] \[1\] 【1†a】
-    r"\\?[\[【][ ^]?((?:\d{1,4})(?:\s*[,，、;]\s*\d{1,4})*)"
-    r" ?(?:†[^\]】\n]{0,99})?\\?[\]】](?!\()"
+    # ［1］ [1-3] [1 and 2] [Passage 3] 【来源：2】; the page's script reads it so, too
+    r"\\?[\[【［][ ^#]?(?:(?:[Pp]assage|[Ss]ource|[Rr]ef(?:erence)?|[Dd]oc(?:ument)?|来源"
+    rf"|出处|片段|段落|资料)s?[ :：#]{{0,3}})?({ONE_MARK}"
+    rf"(?:\s*(?:[,，、;；&和与]|and)\s*{ONE_MARK})*)"
+    r" ?(?:†[^\]】\n]{0,99})?\\?[\]】］](?!\()"
 )
+MARKED_NUMBER = Pattern(r"(\d+)(?:\s*(?:[-–—~～至到]|to)\s*(\d+))?")
 
 
 class Register:
@@ -7639,11 +7645,13 @@ def citation_json(citations):
 def marks_in(text):
     """Return the numbers that an answer cites, in order; code does not cite.
 
-    >>> marks_in("Yes [2][3, 1]. `a[7]` 是【4】。")
-    [2, 3, 1, 4]
+    >>> marks_in("Yes [2][3, 1]. `a[7]` 是【4】。 All [5-7].")
+    [2, 3, 1, 4, 5, 6, 7]
     """
     prose = re.sub(r"(?s)```.*?(?:```|$)|`[^`\n]*`", " ", text)
-    return [int(n) for group in MARK.findall(prose) for n in re.findall(r"\d+", group)]
+    spans = MARKED_NUMBER.findall(" ".join(MARK.findall(prose)))
+    ranges = [range(int(first), int(last or first) + 1) for first, last in spans]
+    return [n for row in ranges if len(row) <= MARKED_MAX for n in row]
 
 
 def fenced(text, label_text, nonce):
@@ -17535,7 +17543,7 @@ function node(tag, fields, ...children) {
 // Markdown: blocks by lines, then what stands in a line
 const INLINE = new RegExp([
   "`([^`\\n]+)`", "\\*\\*(.+?)\\*\\*", "\\[([^\\]\\n]+)\\]\\(([^()\\s]+)\\)",
-  "[\\[【](\\d{1,4}(?:\\s*[,，、;]\\s*\\d{1,4})*)[\\]】]", "(https?://[^\\s<>()，。；]+)",
+  MARK_PATTERN, "(https?://[^\\s<>()，。；]+)",
   "(?<![\\w*])\\*([^*\\s][^*\\n]*)\\*(?![\\w*])",
 ].join("|"));
 
@@ -17548,7 +17556,8 @@ function inline(text, turn) {
     if (code) parts.push(node("code", {}, code));
     else if (bold) parts.push(node("strong", {}, ...inline(bold, turn)));
     else if (slanted) parts.push(node("em", {}, ...inline(slanted, turn)));
-    else if (marks) parts.push(...marks.match(/\d+/g).map((n) => mark(n, turn)));
+    else if (marks) parts.push(...marks.match(/\d+|[-–—~～至到]|to/g).map((n) =>
+      /\d/.test(n) ? mark(n, turn) : n));
     else parts.push(link(address || bare, name || bare, whole));
   }
   return [...parts, text];
@@ -17770,7 +17779,7 @@ const time = (seconds) => node("span", { className: "number" },
 
 # =============================================================================
 # 90. Manners -- how the page is used: asking, documents, permission, keys [pure]
-#    Uses: Layout, Script
+#    Uses: Context, Layout, Script
 # =============================================================================
 
 # The second half of the script, and the page put together.  Everything can be reached
@@ -17970,8 +17979,9 @@ def page_html(nonce, token):
 
     nonce, token  str, of letters and signs that mean nothing in HTML
     """
+    script = PAGE_SCRIPT.replace("MARK_PATTERN", json.dumps(MARK.pattern))
     fields = {"nonce": nonce, "token": token, "style": PAGE_STYLE,
-              "script": PAGE_SCRIPT + PAGE_MANNERS}
+              "script": script + PAGE_MANNERS}
     return re.sub(r"\{(\w+)\}", lambda match: fields[match[1]], PAGE_HTML)
 
 

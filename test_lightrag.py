@@ -4735,8 +4735,12 @@ class Test35Context(unittest.TestCase):
         for text, numbers in [
             ("a [1] b [2][3].", [1, 2, 3]), ("[1, 2] 和【3】", [1, 2, 3]),
             ("no marks", []), ("`a[1]`", []), ("```\nx[2]\n```\n[3]", [3]),
-            ("[4](http://x)", []), ("[99999]", []), ("［5］", []), ("[x]", []),
-            ("[^1] [ 2 ] \\[3\\] 【4†source】", [1, 2, 3, 4]), ("[1-3] [^a]", []),
+            ("[4](http://x)", []), ("[99999]", []), ("［5］", [5]), ("[x]", []),
+            ("[^1] [ 2 ] \\[3\\] 【4†source】 [^a]", [1, 2, 3, 4]),
+            ("[1-3] 【2–4】", [1, 2, 3, 2, 3, 4]), ("［1、3］", [1, 3]),
+            ("[1-2, 5 and 7]", [1, 2, 5, 7]), ("[3-1] [0-9]", []), ("[0]", [0]),
+            ("[Passage 3] [sources: 1 and 2] 【来源：4】", [3, 1, 2, 4]),
+            ("[100-200] [2021-03] [20-90] [a-z] [1.5] [-1]", []),
         ]:
             with self.subTest(text):
                 self.assertEqual(lr.marks_in(text), numbers)
@@ -4910,6 +4914,8 @@ class Test37Checking(unittest.TestCase):
             ("A is 3. [1] B is 4. [2]", [("A is 3.", (1,)), ("B is 4.", (2,))]),
             ("- 甲是三【1】。\n- 乙是四。[2]", [("甲是三。", (1,)), ("乙是四。", (2,))]),
             ("1. First [1]\n2. Second [2]", [("First", (1,)), ("Second", (2,))]),
+            ("A is 3 [1-3]. B. ［2］", [("A is 3 .", (1, 2, 3)), ("B.", (2,))]),
+            ("A is 3. [Passage 1] 乙是四【来源：2】。", [("A is 3.", (1,)), ("乙是四。", (2,))]),
             ("No marks. None.", []), ("", []), ("[1]", [("", (1,))]),
         ]
         for text, claims in table:
@@ -12872,6 +12878,7 @@ class Test97Page(WebCase):
             self.assertEqual(re.findall(r"\son\w+=", text.partition("<script")[0]), [])
             self.assertEqual(re.findall(r'(?:src|href)="([^"#]*)"', text), ["data:,"])
             self.assertIn(f'content="{self.TOKEN}"', text)
+            self.assertIn(json.dumps(lr.MARK.pattern), text)    # marks are read alike
         self.assertEqual(len(nonces), 2)
 
     def test_WEB_2_markup_travels_as_text(self):
