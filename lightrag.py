@@ -11515,16 +11515,26 @@ class Memory:
         self.path = os.path.join(home, "memory.json") if home else ""
         self.facts, self.notices = [], []
         self._changes, self._clock = [], clock
-        self._load()
+        self.unread = None      # the StorageError that keeps the facts from being read
+        try:
+            self._load()
+        except StorageError as error:   # a question is answered without them
+            self.unread = error
+            self.notices.append(str(error))
 
     def _load(self):
         data, _ = read_stamped(self.path) if self.path else (None, None)
         if data is None:
             return
         try:
-            whole = json.loads(data.decode("utf-8"))
-            if (whole["format"], whole["version"]) != (MEMORY_FORMAT, MEMORY_VERSION):
-                raise ValueError(f"its format is not {MEMORY_FORMAT} {MEMORY_VERSION}")
+            whole = json.loads(data.decode("utf-8-sig"))    # as parse_knowledge does
+            if whole["format"] != MEMORY_FORMAT:
+                raise ValueError(f"its format is not {MEMORY_FORMAT}")
+            if int(whole["version"]) > MEMORY_VERSION:
+                raise StorageError(
+                    f"memory.json has version {whole['version']}, this lightrag.py "
+                    f"reads {MEMORY_VERSION}: get a newer copy"
+                )
             facts = [fact_of(record) for record in whole["facts"]]
             changes = [[[fact_of(record) for record in side] for side in change]
                        for change in whole.get("changes", [])]
@@ -11796,7 +11806,7 @@ def load_conversation(folder, name):
     path = os.path.join(folder, chosen + ".json")
     data, _ = read_stamped(path)
     try:
-        conversation = conversation_of(json.loads((data or b"").decode("utf-8")))
+        conversation = conversation_of(json.loads((data or b"").decode("utf-8-sig")))
         if conversation.name != chosen:     # it would be saved under that name
             raise ValueError("its name is another")
         return conversation
@@ -16243,6 +16253,8 @@ def memory_command(options, console):
     if words and not wanted:
         raise UsageError(f"memory {action} has no use for: {one_line(words[0], 60)}")
     memory = Memory(open_knowledge(options, console).home)
+    if memory.unread:
+        raise memory.unread
     for notice in memory.notices:
         console.warn(notice)
     rows = run(memory, " ".join(words), options)

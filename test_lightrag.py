@@ -7703,6 +7703,22 @@ class Test51Memory(Folder):
                 self.assertIn(data, [self.bytes_of(os.path.join(self.home, n))
                                      for n in kept])
 
+    def test_STO_1_a_memory_of_an_editor_or_of_a_later_version(self):
+        path = os.path.join(self.home, "memory.json")
+        self.memory().add("alpha")
+        data = self.bytes_of(path)
+        for changed in (b"\xef\xbb\xbf" + data, data.replace(b"\n", b"\r\n")):
+            self.write(path, changed.decode("utf-8"))
+            memory = self.memory()
+            self.assertEqual(([f.text for f in memory.facts], memory.notices), (["alpha"], []))
+        later = data.replace(b'"version": 1', b'"version": 2')
+        self.write(path, later.decode("utf-8"))
+        memory = self.memory()
+        self.assertIn("newer copy", memory.notices[0])
+        with self.assertRaisesRegex(lr.StorageError, "newer copy"):
+            memory.add("beta")
+        self.assertEqual(self.bytes_of(path), later)
+
     def test_STO_3_two_processes_lose_nothing(self):
         code = (
             f"import sys; sys.path.insert(0, {HERE!r})\n"
@@ -12148,6 +12164,16 @@ class Test79Facts(unittest.TestCase):
                             (("memory", "add", "x" * 2000), 2)):
             with self.subTest(words[:2]):
                 self.assertEqual(project.data(*words)[0], code)
+
+    def test_STO_1_a_question_is_answered_without_a_memory_that_cannot_be_read(self):
+        project = Project(self)
+        project.call("add", "-y", ".")
+        os.mkdir(os.path.join(project.root, ".lightrag", "memory.json"))
+        code, out, err = project.call("ask", "What port does the server listen on?")
+        self.assertEqual(code, 0)
+        self.assertIn("8321", out)
+        self.assertEqual(err.count("memory.json: a folder"), 1)
+        self.assertEqual(project.data("memory")[0], 1)
 
     def test_the_line_says_what_happened(self):
         project = Project(self)
