@@ -753,23 +753,35 @@ WINDOW_KEYS = ("n_ctx", "max_model_len", "context_length", "context_window",
                "max_context_length", "n_ctx_train")
 # How servers word it; matched against message, code and type in lower case.
 CONTEXT_WORDS = Pattern(
-    r"context_length_exceeded|exceed_context_size|context (?:length|window|size)"
-    r"|maximum context|too many (?:input )?tokens|reduce the length|request too large"
-    r"|(?:prompt|input|request)(?: is)? too long|exceeds? the (?:max|context)|上下文"
+    r"context_length_exceeded|exceed_context_size|context (?:length|window|size|limit)"
+    r"|maximum (?:context|model)|max_model_len|max_prompt_tokens|max message tokens"
+    r"|too many (?:input )?tokens|token limit exceeded|tokens exceed\w* (?:the|max)"
+    r"|input (?:tokens|length).{0,40} exceed|range of input length|`inputs` tokens"
+    r"|reduce the length|(?:request|entity|payload|content) too large"
+    r"|(?:prompt|input|request|string)(?: is)? too long|exceeds? the (?:max|context)"
+    r"|上下文|(?<!分钟)(?:输入|内容|文本|prompt|token).{0,6}(?:超|过长)"
 )
 QUOTA_WORDS = Pattern(
-    r"insufficient_quota|exceeded your current quota|billing|out of credits|欠费"
-    r"|insufficient (?:balance|credit)|余额不足"
+    r"insufficient[_ ](?:user_)?(?:quota|balance|credit)|exceeded your current quota"
+    r"|billing|(?:out of|more) credits|credit balance|payment required|arrearage"
+    r"|overdue|usage limit|per-day|欠费|(?:余额|额度)不足"
 )
-TOOL_WORDS = Pattern(r"\btools?\b|tool_choice|function.?call")
+TOOL_WORDS = Pattern(     # what a model made of its tools may heal
+    r"\btool(?!_use_failed)|function.?call|functions (?:is|are) not|工具"
+)
+SYSTEM_WORDS = Pattern(
+    r"system (?:role|prompt|message|instruction)s? (?:is |are )?(?:not|un)"
+    r"|support ['\"]?system|developer instruction|roles must alternate|only user and"
+)
 EXTRA_WORDS = Pattern(
-    r"stream_options|include_usage|reasoning_content|temperature|top_p|extra|unexpected"
+    r"stream_options|include_usage|reasoning_content|temperature|top_p|max_\w*tokens"
+    r"|extra|unexpected"
     r"|unknown|unrecogni[sz]ed|unsupported|not support|not permitted|not allowed"
     r"|additional propert"
 )
 # A fault that stays: the same request would meet it again.
 LASTING_WORDS = Pattern("|".join(
-    words.pattern for words in (CONTEXT_WORDS, QUOTA_WORDS, TOOL_WORDS)
+    words.pattern for words in (CONTEXT_WORDS, QUOTA_WORDS, TOOL_WORDS, SYSTEM_WORDS)
 ) + "|invalid_request|invalid_api_key")
 FINISH_REASONS = by_name({  # lower case; whatever else servers say means stop
     "length": "length max_tokens max_output_tokens model_length",
@@ -6938,6 +6950,16 @@ def chat_request(model, messages, tools=None, stream=True, extras=True, options=
     return body
 
 
+def without_system(messages):
+    """Return messages with the system's in front of the user's first.
+
+    >>> without_system([text_message("system", "Be."), text_message("user", "Hi")])
+    [{'role': 'user', 'content': 'Be.\\n\\nHi'}]
+    """
+    system, asked, *rest = messages
+    return [text_message("user", f"{system['content']}\n\n{asked['content']}"), *rest]
+
+
 def call_ids(messages):
     """Return the ids of all calls in a history, in order."""
     return [call["id"] for said in messages for call in said.get("tool_calls", ())]
@@ -11877,7 +11899,7 @@ class Model:
         self.network, self.limits, self.prefix = network, limits, prefix
         self.clock, self.sleep, self.now, self.chance = clock, sleep, now, chance
         self.version = ""           # "v1" when the endpoint turned out to want it
-        self.takes_tools = self.takes_extras = True
+        self.takes_tools = self.takes_extras = self.takes_system = True
         self.window = None          # in tokens, once the endpoint was asked
         self.scale = 1.0            # tokens it counts for each that we estimate
 
@@ -11896,10 +11918,9 @@ class Model:
         taken = call_ids(messages)
         while True:
             offered = tools if self.takes_tools else None
-            body = chat_request(
-                model or self.default_name(), messages, offered, stream,
-                self.takes_extras, options,
-            )
+            said = messages if self.takes_system else without_system(messages)
+            body = chat_request(model or self.default_name(), said, offered, stream,
+                                self.takes_extras, options)
             with self._explained():
                 try:
                     attempt = partial(self._answer, body, taken, offered, hold)
@@ -11914,10 +11935,9 @@ class Model:
     def models(self):
         """Return the endpoint's models as [ModelInfo], in its order."""
         with self._explained():
-            answer = self.request_json("GET", "models")
-            rows = answer
-            if isinstance(answer, dict):
-                rows = answer.get("data") or answer.get("models")
+            rows = self.request_json("GET", "models")
+            if isinstance(rows, dict):
+                rows = rows.get("data") or rows.get("models")
             rows = rows if isinstance(rows, list) else ()
             return [info for info in map(_model_info, rows) if info.name]
 
@@ -12067,6 +12087,9 @@ class Model:
         status, words = error.status, error.fault.words
         if CONTEXT_WORDS.search(words):
             return False
+        if body["messages"][0]["role"] == "system" and SYSTEM_WORDS.search(words):
+            self.takes_system = False
+            return True
         if "tools" in body and status in TOOL_STATUSES and TOOL_WORDS.search(words):
             self.takes_tools = False
             return True

@@ -8037,6 +8037,48 @@ class ModelCases(OnBothTransports):
             self.assertEqual(["tools" in body for body in self.bodies(server)],
                              [True, False, False])
 
+    def test_SSE_6_a_template_without_a_system_role_is_told_as_the_user(self):
+        said = [lr.text_message("system", "Be brief."), *SAID, lr.text_message("assistant", "a"),
+                lr.text_message("user", "b")]
+        for status, text in (
+            (500, "System role not supported"), (400, "Conversation roles must alternate user/..."),
+            (400, "messages[0].role does not support 'system' with this model"),
+        ):
+            with ScriptedServer([refuse(status, text), HELLO]) as server:
+                model = self.model(server)
+                for _ in range(2):
+                    self.assertEqual(list(model.chat(said))[-1], lr.Turn("Hello"))
+            told = [[m["content"] for m in body["messages"]] for body in self.bodies(server)]
+            self.assertEqual(told[1:], [["Be brief.\n\nhi", "a", "b"]] * 2)
+            self.assertEqual(self.slept, [])
+
+    def test_refusals_in_the_words_of_many_servers(self):
+        for words, texts in ((lr.CONTEXT_WORDS, (
+            "Input length and `max_tokens` exceed context limit: 190000 + 20000 > 200000",
+            "Input tokens exceed the configured limit of 272000 tokens.", "Payload Too Large",
+            "Range of input length should be [1, 129024]", "Token limit exceeded",
+            "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000 `inputs` tokens",
+            "Decoder prompt (length 9000) is longer than the maximum model length of 4096",
+            "\u8f93\u5165\u957f\u5ea6\u8d85\u8fc7\u6a21\u578b\u6700\u5927\u957f\u5ea6",
+        )), (lr.QUOTA_WORDS, (
+            "Your credit balance is too low", "This request requires more credits",
+            "Payment Required", "insufficient_user_quota", "Arrearage: Access denied",
+            "Rate limit exceeded: free-models-per-day", "\u7528\u6237\u989d\u5ea6\u4e0d\u8db3",
+        )), (lr.TOOL_WORDS, (
+            "functions are not supported", "tool_use is not supported", "toolConfig not supported",
+            "\u8be5\u6a21\u578b\u4e0d\u652f\u6301\u5de5\u5177\u8c03\u7528",
+        )), (lr.SYSTEM_WORDS, (
+            "Only user and assistant roles are supported!", "Developer instruction is not enabled",
+        ))):
+            for text in texts:
+                with self.subTest(text):
+                    self.assertTrue(words.search(text.lower()))
+        for text in ("Rate limit reached on tokens per min (TPM): Limit 30000", "tool_use_failed",
+                     "Number of request tokens has exceeded your per-minute rate limit",
+                     "\u6bcf\u5206\u949ftoken\u6570\u8d85\u8fc7\u9650\u5236"):
+            with self.subTest(text):
+                self.assertTrue(lr.may_heal(lr.FaultError(lr.fault_of({"message": text}), 429)))
+
     def test_a_call_and_its_answer(self):
         call = stream_of(delta(tool_calls=[fragment(0, None, "note", '{"text": "x"}')]),
                          delta("tool_calls"))
