@@ -305,6 +305,8 @@ DECODE_SAMPLE_BYTES = 1 << 16   # enough to tell Chinese from Western letters
 # Archive, Office, Sheets, Documents
 ARCHIVE_BYTES_MAX = 128 << 20   # unpacked, all that is read of one file
 ARCHIVE_MEMBERS_MAX = 20_000
+MEMBER_BYTES = 1 << 12      # of that for each member that is opened
+NAMESPACE_CHARS_MAX = 300   # real ones have 80; the parser repeats it for each element
 GAP_CELLS_MAX = 50          # empty cells between two of a row that are shown
 EXTRACT_CHARS_MAX = 20 << 20    # of text from a page or an Office file
 NOTEBOOK_OUTPUT_CHARS = 500     # a result or the head of a table, not a log
@@ -2032,7 +2034,7 @@ DATA_SYNTAXES = {
     ),
     "toml": Syntax(
         NO_BRACKETS, PYTHON.hidden,
-        _header(r"\[+[ \t]*(?P<def>[^\]\n]+?)[ \t]*\]+[ \t]*$"),
+        _header(r"\[+[ \t]*(?P<def>[^\s\[\]][^\[\]\n]*)\]+[ \t]*$"),
         NO_BRACKETS, tail=r"",
     ),
 }
@@ -2302,9 +2304,8 @@ def _plain_name(name):
     """
     while (shorter := GENERIC.sub("", name)) != name:
         name = shorter
-    if name[:1] in ('"', "'", "`"):
-        name = name.strip("\"'`")
-    return " ".join(name.split())
+    name = " ".join(name.split())
+    return name.strip("\"'`") if name[:1] in ('"', "'", "`") else name
 
 
 def indent_of(text, start, end):
@@ -3663,10 +3664,11 @@ def cohesion(together, first, second, total):
 ATTRIBUTE = Pattern(
     r"""([^\s=/"'<>][^\s=/<>]*)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s<>]+)))?"""
 )
-STYLE_COMMENT = Pattern(r"/\*.*?\*/", re.DOTALL)
+ENDLESS_REFERENCE = Pattern("&#[xX]?[0-9a-fA-F]{99,};?")     # Python may refuse it
+STYLE_COMMENT = Pattern(r"/\*.*?(?:\*/|\Z)", re.DOTALL)
 UNSEEN_STYLE = Pattern(
     r"(?:^|;)\s*(?:display\s*:\s*none|visibility\s*:\s*(?:hidden|collapse)"
-    r"|opacity\s*:\s*0*\.?0*\s*(?:!|;|$)|font-size\s*:\s*0[a-z%]*\s*(?:!|;|$)"
+    r"|opacity\s*:\s*0*(?:\.0*)?\s*(?:!|;|$)|font-size\s*:\s*0[a-z%]*\s*(?:!|;|$)"
     r"|(?:left|right|top|text-indent)\s*:\s*-(?:\d{4,}|\d{3}r?em)"
     r"|(?:-webkit-)?(?:clip-path\s*:\s*(?:inset\(\s*(?:50|100)%|circle\(\s*0)"
     r"|clip\s*:\s*rect\((?:\s*[01](?:px)?[\s,)]){4}|transform\s*:\s*scale\(\s*0\s*\))"
@@ -3742,7 +3744,7 @@ def _unescape(text):
         return text
     from html import unescape
 
-    return unescape(text)
+    return unescape(ENDLESS_REFERENCE.sub("\ufffd", text))
 
 
 def is_unseen(style):
@@ -3789,7 +3791,8 @@ def fate_of(name, attributes):
 # releases differ in what they drop; so the tags are taken apart here, by one regular
 # expression.  An event is a pair: ("", text), ("p", attributes) or ("/p", "").  A page
 # keeps no tree: hidden and boilerplate parts are cut off the end of the list as they
-# close, so that no depth of nesting costs recursion, and every step is linear.
+# close, so that no depth of nesting costs recursion, and every step is linear.  Where
+# only the beginning of an element goes, ("cut", n) says that events go on at index n.
 
 # subtle: (?=(...)) and its number make an atomic group, which Python has since 3.11;
 # with it the attributes match in one way, and a tag that never ends costs linear time.
@@ -3801,7 +3804,7 @@ TAG = Pattern(
         {_ATTRIBUTES}\2(?<!/)>
         ((?:\s*<!--(?:(?!-->|</?script).)*<script(?:(?!-->|</script).)*</script)?.*?)
         (</\1(?![^\s/>])[^>]*(?:>|\Z)|\Z)       # empty where the element has no end
-    | <(/?[a-z][^\s<>/]*){_ATTRIBUTES}\6>
+    | <(/?[a-z][^\s<>/]*)(?![^\s<>/]){_ATTRIBUTES}\6>
     | <!--(?:-?>|.*?(?:--!?>|(\Z)))
     | <(?=/?[a-z])[^<>]*(\Z)
     | <[!?/][^>]*(?:>|\Z)
@@ -3940,6 +3943,8 @@ class MarkupReader:
         self._count(name, fate, 1)
         if name in EVENTS:
             self.events.append((name, attributes))
+        elif fate:
+            self.events.append(("cut", len(self.events) + 1))
         if self.is_xml and attributes.endswith("/"):
             self._pop()
 
@@ -4012,7 +4017,7 @@ class MarkupReader:
     def _words(self, start, stop):
         """The text between two events, as far as a title or a notice may reach."""
         events = self.events[start : min(stop, start + NOTICE_CHARS_MAX)]
-        return "".join(words for name, words in events if not name)
+        return "".join(words[:NOTICE_CHARS_MAX] for name, words in events if not name)
 
     def _unread_stop(self, element, ended):
         """Where the events of an unread element stop.
@@ -4024,37 +4029,48 @@ class MarkupReader:
             return len(self.events)
         if element.fate not in ("hidden", "title"):
             return element.start
-        first = element.start + (element.name in EVENTS)
-        for i in range(first, len(self.events)):
-            if self.events[i][0] in BLOCKS:
+        stop = element.start + 1
+        while stop < len(self.events):
+            name, value = self.events[stop]
+            if name in BLOCKS:
                 if element.fate == "hidden":
                     self.warnings.append(
                         f"a hidden <{element.name}> has no end; what follows is kept"
                     )
-                return i
-        return len(self.events)
+                break
+            stop = value if name == "cut" else stop + 1
+        return stop
 
     def _cut(self, element, stop):
         """Cut out the events of an unread element, and what was counted since."""
         if element.fate == "title" and not self.open["hidden"] and not self.title:
             self.title = self._words(element.start, stop)
+        for part in self.parts.values():
+            while part and element.start <= part[-1][0] < stop:
+                part.pop()
         if stop == len(self.events):
             self.chars, self.linked = element.chars, element.linked
-        self.events[element.start : stop] = self._still_open(element, stop)
-        for part in self.parts.values():
-            while part and part[-1][0] >= element.start:
-                part.pop()
+            del self.events[element.start :]
+        else:
+            self._blank(element.start, stop)
 
-    def _still_open(self, element, stop):
-        """Starts inside a cut whose ends come after it, for the balance."""
-        starts = []
-        if stop < len(self.events):
-            for name, value in self.events[element.start : stop]:
-                if name[:1] == "/":
-                    starts.pop()
-                elif name not in ("", "br", "code"):
-                    starts.append((name, value))
-        return starts[element.name in EVENTS :]
+    def _blank(self, start, stop):
+        """Blank out events in the middle, but starts whose ends come after them.
+
+        subtle: taken out of the list, each would move all that follows.
+        """
+        starts, i = [], start + 1
+        while i < stop:
+            name, value = self.events[i]
+            if name[:1] == "/":
+                first = starts.pop()
+                self.events[first] = "cut", first + 1
+            elif name not in ("", "br", "code", "cut"):
+                starts.append(i)
+            if name in ("", "br", "code") or name[:1] == "/":
+                self.events[i] = "cut", i + 1
+            i = value if name == "cut" else i + 1
+        self.events[start] = "cut", stop
 
     def main_events(self):
         """Return the events of the main part, if that holds most of the text.
@@ -4354,7 +4370,7 @@ class MarkdownWriter:
     def _end_mark(self, sign):
         """Keep 10<sup>6</sup> and <s>9</s>8 from becoming other numbers."""
         pieces, start, _ = self.links.pop()
-        if pieces is not self.pieces or self.code:
+        if pieces is not self.pieces or self.code or self._is_deep():
             return
         words = "".join(pieces[start:])
         if sign == "~~" and words.strip():
@@ -4364,9 +4380,14 @@ class MarkdownWriter:
 
     def _end_link(self, _):
         pieces, start, attributes = self.links.pop()
-        if pieces is self.pieces and not self.code:     # no block ended inside it
-            address = attributes_of(attributes).get("href", "")
-            pieces[start:] = [markdown_link("".join(pieces[start:]), address)]
+        if pieces is not self.pieces or self.code or self._is_deep():
+            return      # subtle: another list where a block has ended inside it
+        address = attributes_of(attributes).get("href", "")
+        pieces[start:] = [markdown_link("".join(pieces[start:]), address)]
+
+    def _is_deep(self):
+        """Tell whether so many are open that to join the words of each would cost."""
+        return len(self.links) > INDENT_STEPS_MAX
 
 
 def _list_number(attributes, key, default):
@@ -4403,6 +4424,7 @@ HANDLERS = {
        for name, sign in MARKS.items()},
     "/a": MarkdownWriter._end_link,
     "br": lambda writer, _: writer.pieces.append("\n" if writer.code else BREAK),
+    "cut": lambda writer, _: None,
 }
 
 
@@ -4624,6 +4646,7 @@ class Archive:
         """Yield the bytes of a member in pieces."""
         if name not in self.names:
             return
+        self.bytes_left -= MEMBER_BYTES     # the same one may be named very often
         with _damage_named(name), self.zip.open(name) as member:
             while piece := member.read(PIECE_BYTES):
                 self.bytes_left -= len(piece)
@@ -4661,6 +4684,7 @@ class Archive:
 
         parser.buffer_text = True
         parser.StartDoctypeDeclHandler = _refuse_doctype
+        parser.StartNamespaceDeclHandler = _check_namespace
         parser.StartElementHandler, parser.EndElementHandler = _start, _end
         if name in self.names:
             with _damage_named(name):
@@ -4715,6 +4739,11 @@ def check_text_size(chars):
 
 def _refuse_doctype(*_):
     raise SourceError("an XML document type in it, which no such file needs")
+
+
+def _check_namespace(_, address):
+    if len(address or "") > NAMESPACE_CHARS_MAX:
+        raise SourceError("an XML namespace in it that is too long to be one")
 
 
 class _LocalNames(dict):
@@ -4811,9 +4840,10 @@ def _has_words(events):
 
 
 def _link_start(address):
+    """Return the start of a link; an address too long to keep may be named often."""
     from html import escape
 
-    return "a", f'href="{escape(address)}"'
+    return "a", f'href="{escape(address[: LINK_CHARS_MAX + 1])}"'
 
 
 def read_docx(data):
@@ -4852,7 +4882,7 @@ class WordReader:
             if name == "style":
                 style = styles.setdefault(found.get("styleId"), {})
             elif name in STYLE_KEYS:
-                style.setdefault(name, found.get("val", ""))
+                style.setdefault(name, found.get("val", "")[:HEADING_CHARS_MAX])
         return styles
 
     def _read_formats(self):
@@ -5058,6 +5088,7 @@ def _shape_events(archive, part, list_places=SLIDE_BODIES):
 DATE_FORMATS = frozenset(map(str, [*range(14, 23), *range(27, 37), *range(45, 48),
                                    *range(50, 59)]))
 COLUMN = Pattern("[A-Z]{0,3}")
+FORMAT_CHARS_MAX = 255      # as Excel has it
 DAYS_TO_1904 = 1462         # from the day that most Excel files count from
 FORMAT_WORDS = Pattern(r'"[^"]*"|\\.|_.|\*.|\[[^\]]*\]')    # what no value goes into
 
@@ -5100,7 +5131,7 @@ def _shared_strings(archive, part):
         if name == "si":
             pieces = []
         elif name == "/si":
-            strings.append("".join(pieces))
+            strings.append(" ".join("".join(pieces).split()))
         elif name in ("rPh", "/rPh"):
             aloud = name == "rPh"
         elif not (name or aloud):
@@ -5113,12 +5144,13 @@ def _dated_styles(archive, part):
     codes, dated, in_cells = {}, [], False
     for name, found in archive.xml(part):
         if name == "numFmt":
-            codes[found.get("numFmtId")] = found.get("formatCode", "")
+            is_date = is_date_format(found.get("formatCode", "")[:FORMAT_CHARS_MAX])
+            codes[found.get("numFmtId")] = is_date
         elif name in ("cellXfs", "/cellXfs"):
             in_cells = name == "cellXfs"
         elif name == "xf" and in_cells:
             form = found.get("numFmtId", "")
-            dated.append(form in DATE_FORMATS or is_date_format(codes.get(form, "")))
+            dated.append(form in DATE_FORMATS or codes.get(form, False))
     return dated
 
 

@@ -1585,6 +1585,8 @@ class Test11Chunks(unittest.TestCase):
                     header.match(" " * blanks + "x")
 
             self.assertLess(growth(_match, 200), LINEAR)
+        header = re.compile(lr.DATA_SYNTAXES["toml"].header)
+        self.assertLess(growth(lambda count: header.match("[" + " " * count), 4_000), LINEAR)
 
     def test_a_subject_begins_where_a_chunk_does(self):
         text = ("# A\n\nOne is here. Two is here.\n\n```\ncode 1\n\ncode 2\n```\n\n"
@@ -2351,12 +2353,34 @@ class Test17Markup(unittest.TestCase):
         for page in ("<a ", '<a b="', "<a b='c' d=\"", "<!--", "<script>", "<title>",
                      "</p>", "<div></b>", "<p hidden>", "<table><td></div>", "&#", "<!",
                      "<a b= c= d", "<footer>", "<pre>\n", "<li>", "<a href=x>", "<br>",
-                     "<script><!--", "<script><!--<script>"):
+                     "<script><!--", "<script><!--<script>", "<span hidden>t<p>x</p>",
+                     "<span hidden><q>t", "<s>x", "<p><sup>1"):
             with self.subTest(page):
                 def _read(count, page=page):
                     lr.html_to_markdown(page * (count // len(page)))
 
                 self.assertLess(growth(_read, 25_000), LINEAR)
+        for start, sign in (("<p style='opacity:", "0"), ("<p style='", "/* "),
+                            ("</", "a"), ("<footer>" * 200, " ")):
+            with self.subTest(start[:40]):
+                def _read(count, start=start, sign=sign):
+                    lr.html_to_markdown(start + sign * (count // len(sign)) + "x'>y")
+
+                self.assertLess(growth(_read, 25_000), LINEAR)
+
+    def test_a_hidden_element_without_an_end_loses_its_beginning_alone(self):
+        what = "a hidden <span> has no end"
+        for page, text in (
+            ("<span hidden>t<p>x</p>" * 3, "x\n\nx\n\nx"),
+            ("<span hidden>t<q>u<i>v</i><p>x</p>y</q>z", "“\n\nx\n\ny”z"),
+            ("<pre>a\n<span hidden>t<div>b</div></pre>", "```\na\nb\n```"),
+            ("<span hidden>t<main>x</main>", "x"),
+        ):
+            with self.subTest(page):
+                self.assert_page(page, text, [what])
+
+    def test_a_number_without_end_is_no_sign(self):
+        self.assert_page(f"<p>a&#{'9' * 9999};b&#x{'f' * 9999}c&#65;", "a\ufffdb\ufffdA")
 
 
 # =============================================================================
@@ -2724,6 +2748,29 @@ class Test20Archive(unittest.TestCase):
                     + "</w:ins></w:p>" * 10_000)
         self.assertEqual(lr.read_document(deep, "a.docx").text, "x")
 
+    def test_what_is_named_often_costs_no_more_each_time(self):
+        text = "<w:p><w:hyperlink r:id='h'><w:r><w:t>x</w:t></w:r></w:hyperlink></w:p>"
+        style = "<w:p><w:pPr><w:pStyle w:val='S'/></w:pPr><w:r><w:t>x</w:t></w:r></w:p>"
+
+        def _read_link(count):
+            long = f"https://a.org/{'x' * (20 * count)}"
+            data = docx(text * (count // 20), links=[("h", "hyperlink", long)])
+            self.assertEqual(lr.read_document(data, "a.docx").text[:4], "x\n\nx")
+
+        def _read_style(count):
+            styles = (f"<w:styles {W}><w:style w:styleId='S'><w:name w:val='"
+                      f"{'X' * (20 * count)}'/></w:style></w:styles>")
+            lr.read_document(docx(style * (count // 20), links=[
+                ("s", "styles", "styles.xml")], members={"word/styles.xml": styles}), "a.docx")
+
+        for read in (_read_link, _read_style):
+            self.assertLess(growth(read, 4_000), LINEAR)
+        far = "x" * (lr.NAMESPACE_CHARS_MAX + 1)
+        self.assert_refused(docx(f"<w:p><a xmlns='{far}'/></w:p>"), "namespace")
+        archive = lr.Archive(zipped({"a": "12345"}))
+        self.assertEqual(archive.read("a") * 2, archive.read("a") + b"12345")
+        self.assertEqual(lr.ARCHIVE_BYTES_MAX - archive.bytes_left, 2 * lr.MEMBER_BYTES + 10)
+
     def test_names_that_climb_lead_nowhere(self):
         data = docx("<w:p><w:r><w:t>x</w:t></w:r></w:p>",
                     members={"../../evil": "y", "/etc/passwd": "z"},
@@ -2984,6 +3031,22 @@ class Test22Sheets(unittest.TestCase):
                 row = f"<row>{cell}<c t='str'><v>.</v></c></row>"
                 parsed = self.read_xlsx(("S", "visible", row))
                 self.assertEqual(parsed.text, f"# S\n\n{words} | .")
+
+    def test_what_many_cells_name_is_looked_at_once(self):
+        def _read_blank(count):
+            strings = f"<sst {S}><si><t>{' ' * 20 * count}</t></si><si><t>x</t></si></sst>"
+            rows = '<row><c t="s"><v>0</v></c></row>' * (count // 20)
+            self.STRINGS = strings
+            self.read_xlsx(("S", "visible", rows + '<row><c t="s"><v>1</v></c></row>'))
+
+        def _read_dates(count):
+            code, forms = "x" * 20 * count, '<xf numFmtId="200"/>' * (count // 20)
+            self.STYLES = (f'<styleSheet {S}><numFmt numFmtId="200" formatCode="{code}"/>'
+                           f"<cellXfs>{forms}</cellXfs></styleSheet>")
+            self.read_xlsx(("S", "visible", "<row><c><v>1</v></c></row>"))
+
+        for read in (_read_blank, _read_dates):
+            self.assertLess(growth(read, 4_000), LINEAR)
 
     def test_sheets(self):
         def row(*cells):
