@@ -509,7 +509,7 @@ HISTORY_SHARE = 0.35        # of the budget; a longer history is compressed
 SUMMARY_CHARS_MAX = 800
 TRANSCRIPT_RESULT_CHARS = 400
 QUERY_CHARS_MAX = 300       # of a question that the fast model wrote anew
-SAME_FAILURES_MAX = 3       # the same call failing again and again ends the search
+SAME_CALLS_MAX = 3       # the same call again and again ends the search
 SCALE_MAX = 4.0             # how far a server's count may move our estimate
 CALLS_MAX = 8               # of one step; more is a model out of hand
 ARGUMENT_CHARS_MAX = 1500   # of one call: a fact has 1,000, and no tool needs more
@@ -12746,7 +12746,7 @@ class Hybrid:
 
 # =============================================================================
 # 56. Reach -- what may be read below the root, and by which programs
-#    Uses: Settings, Errors, Prose, Documents, Files, Folders, Pages, Sources
+#    Uses: Settings, Errors, Prose, Documents, Files, Folders, Pages, Sources, Ingest
 # =============================================================================
 
 # A model names paths and patterns, and it may be wrong or misled.  A path is looked for
@@ -12768,7 +12768,11 @@ def find_below(root, path):
         above = item.source.rstrip("/") + "/"
         if isinstance(item, Skipped) and f"{wanted}/".startswith(above):
             raise DeniedError(f"{item.source} is not read: {item.reason}")
-    raise SourceError(f"there is no file {path!r}; list_files shows what there is")
+    plain = path.replace("\\", "/").lower()     # src/a.py:3-9, `src/a.py`, a.py
+    near = [file.source for file in files_below(root, None)
+            if file.source.lower() in plain or plain in file.source.lower()]
+    hint = f"did you mean {first_few(near)}?" if near else "list_files shows the others"
+    raise SourceError(f"there is no file {path!r}; {hint}")
 
 
 def parsed_below(root, path):
@@ -13079,7 +13083,7 @@ def checked_arguments(tool, arguments):
         reader = ARGUMENT_READERS[schema["type"]]
         try:
             checked[name] = reader(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, LookupError):
             raise UsageError(f"{name} is to be a {schema['type']}, not {value!r}"
                              ) from None
         allowed = schema.get("enum", [checked[name]])
@@ -13095,9 +13099,10 @@ def _read_string(value):
 
 
 def _read_boolean(value):
-    return {"true": True, "false": False}[str(value).lower()]
+    return BOOLEANS[str(value).lower()]
 
 
+BOOLEANS = by_name({True: "true yes 1", False: "false no 0"})
 ARGUMENT_READERS = {"string": _read_string, "integer": int, "boolean": _read_boolean}
 
 
@@ -13684,11 +13689,17 @@ def variants_in(said, query):
 
 # =============================================================================
 # 62. Calls -- run what a model asks for, or say why not
-#    Uses: Settings, Errors, Protocol, Tools
+#    Uses: Settings, Errors, Protocol, Context, Tools
 # =============================================================================
 
 # A call that cannot be run is answered like one that was: with a sentence from which
 # the model can tell what to do instead.
+
+
+_NAMES = "|".join(TOOLS)
+WRITTEN_CALL = Pattern(     # as models write it where their server does not read it
+    r"<\|?(?:tool_call|function[_=]|python_tag)|\[TOOL_CALLS|<\uff5ctool"
+    rf'|"(?:name|function|tool)"\s*:\s*"(?:{_NAMES})"|^\W*(?:{_NAMES})\(')
 
 
 @named_tuple
@@ -13762,11 +13773,21 @@ def bounded(calls):
 def find_tool(name):
     """Return the Tool that a model means, or None.
 
-    >>> find_tool("functions.Read_File").name
-    'read_file'
+    >>> find_tool("functions.Read_File").name, find_tool("mcp__x__readFile:0").name
+    ('read_file', 'read_file')
     """
-    plain = name.rsplit(".", 1)[-1].strip().lower().replace("-", "_")
-    return TOOLS.get(plain)
+    last = re.split(r"[.:/]|__", re.sub(r":\d+\s*$", "", name))[-1]
+    plain = re.sub(r"[\W_]", "", last).lower()
+    return {name.replace("_", ""): tool for name, tool in TOOLS.items()}.get(plain)
+
+
+def is_written_call(text):
+    """Tell whether an answer is a call that stands in it as text, and says nothing.
+
+    >>> is_written_call('<tool_call>{"name": "rag_search"}</tool_call>')
+    True
+    """
+    return bool(WRITTEN_CALL.search(text)) and not marks_in(text)
 
 
 # =============================================================================
@@ -13838,6 +13859,7 @@ def own_words(question, hits, register, knowledge, meant=""):
 
 LAST_STEP_PROMPT = "\nYou have no tools left. Answer now from what you were shown."
 EMPTY_ANSWER = "the model gave an empty answer"
+WRITTEN_ANSWER = "it is a call, written as text"
 EMPTY_ANSWERS = {
     "length": "the length limit cut it off before it began",
     "content_filter": "the endpoint's filter stopped it",
@@ -13883,7 +13905,7 @@ class _Turn:
         self.reviewed = False       # an answer was held against its sources
         self.draft = None           # where in the messages the answer to mend stands
         self.usage = None           # of all requests
-        self.failures = Counter()   # of each call
+        self.calls = Counter()      # how often each came
         self.unmarked = False       # a tool answered whose results have no number
         self.mended = set()         # what was put right once, and will not be again
 
@@ -14002,6 +14024,11 @@ class Agent:
                 if reply.text:
                     yield Reset()
                 yield from self._run_all(turn, reply)
+            elif turn.offered and is_written_call(reply.text):
+                turn.steps = 0
+                yield Reset()
+                yield Notice("the model wrote a call as text; it answers without tools "
+                             "now")
             elif not self._asks_again(turn, reply):
                 break
             else:
@@ -14095,8 +14122,9 @@ class Agent:
                 "at once, or allow more (--max-steps)"
             ))
             return
-        if reply.incomplete or not text:
-            why = reply.incomplete or EMPTY_ANSWERS.get(reply.finish, EMPTY_ANSWER)
+        if reply.incomplete or not text or is_written_call(text):
+            why = reply.incomplete or (text and WRITTEN_ANSWER
+                                       or EMPTY_ANSWERS.get(reply.finish, EMPTY_ANSWER))
             yield self._give_up(turn, ModelError(f"the answer is incomplete: {why}"))
             return
         message = assistant_message(reply._replace(calls=()))
@@ -14122,14 +14150,14 @@ class Agent:
         for call in calls:
             step = self.calls.run(call, conversation.is_tainted())
             conversation.messages.append(tool_message(call, step.result))
-            turn.failures[step.tool, repr(step.arguments)] += not step.ok
+            turn.calls[step.tool, repr(step.arguments)] += 1
             turn.unmarked = turn.unmarked or step.unmarked
             yield step
         turn.steps -= 1
-        [(call, times)] = turn.failures.most_common(1)
-        if times >= SAME_FAILURES_MAX:
+        [(call, times)] = turn.calls.most_common(1)
+        if times >= SAME_CALLS_MAX:
             turn.steps = 0
-            yield Notice(f"the same call failed {times} times ({call[0]}); the model "
+            yield Notice(f"the same call came {times} times ({call[0]}); the model "
                          "answers without tools now")
         elif not turn.steps:
             yield Notice(f"that were {self.settings.max_steps} tool steps, the limit; "

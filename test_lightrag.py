@@ -9098,7 +9098,46 @@ class Test64Agent(AgentCase):
         done = self.done(self.agent(_play, max_steps=50), "retry limit?")
         self.assertEqual(len(self.bodies), 4)
         self.assertTrue(done.refused)
-        self.assertIn("failed 3 times", self.notices()[0])
+        self.assertIn("came 3 times", self.notices()[0])
+
+    def test_TC_4_the_same_call_without_end_ends_the_search(self):
+        def _play(body):
+            return called(("rag_search", {"query": "x"})) if "tools" in body else told("Five [1].")
+
+        self.done(self.agent(_play, max_steps=50), "retry limit?")
+        self.assertEqual(len(self.bodies), 4)
+
+    def test_TC_4_a_call_written_as_text_is_no_answer(self):
+        for text in ('<tool_call>\n{"name": "rag_search", "arguments": {}}\n</tool_call>',
+                     '{"name": "rag_search", "arguments": {"query": "x"}}', "[TOOL_CALLS][{}]",
+                     'Let me look.\n```json\n{"tool": "rag_search"}\n```', 'rag_search(query="x")',
+                     "<function=rag_search>{}</function>", "<\uff5ctool\u2581calls\u2581begin\uff5c>"):
+            with self.subTest(text):
+                turns = iter([told(text), told("It is 5 [1].")])
+                done = self.done(self.agent(lambda body, turns=turns: next(turns)), "retry limit?")
+                self.assertEqual((done.answer, done.mode), ("It is 5 [1].", "model"))
+                self.assertNotIn("tools", self.bodies[1])
+                self.assertIn("call as text", self.notices()[0])
+                done = self.done(self.agent(lambda body, text=text: told(text)), "retry limit?")
+                self.assertEqual((done.mode, len(self.bodies)), ("extract", 2))
+                self.assertIn("written as text", str(done.error))
+        for text in ("The tag <tool_call> opens a call [1].", "Ask for rag_search(query) again.",
+                     '{"name": "Ann", "age": 7}'):
+            self.assertFalse(lr.is_written_call(text))
+
+    def test_TC_4_names_and_arguments_as_models_vary_them(self):
+        for name in ("readFile", "functions:read_file", "mcp__x__read_file", "read_file()",
+                     "functions.read_file:0", "read file"):
+            with self.subTest(name):
+                self.assertIs(lr.find_tool(name), lr.TOOLS["read_file"])
+        self.assertIsNone(lr.find_tool("read"))
+        tool = lr.TOOLS["search_files"]
+        for value, wanted in ((1, True), ("no", False), ("True", True), (False, False)):
+            found = lr.checked_arguments(tool, {"pattern": "x", "regex": value})
+            self.assertEqual(found["regex"], wanted)
+        for value in ("maybe", [], ""):
+            with self.assertRaisesRegex(lr.UsageError, "to be a boolean"):
+                lr.checked_arguments(tool, {"pattern": "x", "regex": value})
 
     def test_the_last_step_has_no_tools(self):
         def _play(body):
@@ -9520,6 +9559,13 @@ class Test56Reach(AgentCase):
         self.assertLess(time.monotonic() - started, 5)
         self.assertEqual(rows, [])
         self.assertIn("too slow", problem)
+
+    def test_a_name_that_is_nearly_right_is_answered_with_the_right_one(self):
+        for path in ("src/retry.py:1-2", "src\\retry.py", "`src/retry.py`", "retry.py", "Src/Retry.py",
+                     "src/retry.py#L1", "src/"):
+            with self.subTest(path):
+                self.assertIn("did you mean src/retry.py?", self.run_tool("read_file", path=path))
+        self.assertIn("list_files", self.run_tool("read_file", path="src/none.py"))
 
     def test_SRC_1_bad_patterns_are_sentences(self):
         for pattern in ("(", "x" * 10_001, ""):
