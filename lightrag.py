@@ -54,9 +54,9 @@ terminal, clock or environment):
     35 Context       what a model is told, within a budget
     36 Quantities    the numbers that a text states, however they are written
     37 Checking      every marked sentence against the passage it cites
-    38 Permissions   (rules, call) to allow, ask or deny
-    39 Paths         ignore rules, secret names, confinement below a root
-    40 Addresses     web addresses: fit to show, fit to send, where they lead
+    38 Paths         ignore rules, secret names, confinement below a root
+    39 Addresses     web addresses: fit to show, fit to send, where they lead
+    40 Permissions   (rules, call) to allow, ask or deny
     41 Files         reading, atomic writes and locks
     42 Folders       walking, the home of a knowledge base, configuration
     43 Network       how this machine reaches others: proxies and certificates
@@ -837,6 +837,11 @@ SECRET_RULES = """
     !*.example !*.sample !*.template !*.tmpl !*.dist !.env.example.* !.env.*.example
     !credentials.example.* !credentials.sample.* !secrets.example.* !secrets.sample.*
 """
+# What a rule may be about: tools, what sync reads, and texts that leave the machine.
+RULED_TOOLS = set_of("""
+* rag_search rag_read rag_add rag_list read_file search_files list_files fetch
+recent_changes memory_write memory_search note sync embed divide rerank model
+""")
 SECRET_QUERY = Pattern("(?i)key|token|secret|pass|pwd|sig|auth|cred|session|^code$")
 # Services of clouds that hand out credentials to whoever asks, beside link-local ones.
 METADATA_HOSTS = """
@@ -8342,129 +8347,7 @@ def doubted(citations, findings):
 
 
 # =============================================================================
-# 38. Permissions -- (rules, call) to allow, ask or deny [pure]
-#    Uses: Errors
-# =============================================================================
-
-# A rule names a tool and a pattern of its argument.  The strictest rule that matches
-# decides, whatever the order, so that no allow can undo a deny.  A star is the only
-# wildcard: what a user approved once may hold any other sign and must stand for itself.
-
-STRICTEST_FIRST = ("deny", "ask", "allow")
-
-
-@named_tuple
-class Rule:
-    """One permission: a verdict for the calls it matches."""
-
-    verdict: str        # allow, ask or deny
-    tool: str           # the tool's name, or * for all
-    pattern: str        # of the argument: a source, an address, a path
-
-    def __str__(self):
-        return f"{self.tool}({self.pattern})"
-
-
-def parse_rule(text, verdict):
-    """Read a rule as flags and the configuration write it: TOOL or TOOL(pattern).
-
-    >>> parse_rule("rag_add(notes/*)", "allow")
-    Rule(verdict='allow', tool='rag_add', pattern='notes/*')
-    >>> str(parse_rule("fetch", "deny"))
-    'fetch(*)'
-
-    Raises  UsageError when it is neither
-    """
-    match = re.fullmatch(r"(\w+|\*)(?:\((.*)\))?", text.strip(), re.DOTALL)
-    if not match:
-        raise UsageError(f"{text!r} is not a rule: write TOOL or TOOL(pattern)")
-    return Rule(verdict, match[1], "*" if match[2] is None else match[2])
-
-
-def matches(pattern, argument):
-    """Tell whether a pattern covers an argument whole; * is any run of signs.
-
-    >>> matches("notes/*.md", "notes/a/b.md"), matches("[a]", "a")
-    (True, False)
-
-    Cost  O(stars * length): the leftmost place for each piece is as good as any
-    """
-    first, *pieces = pattern.split("*")
-    if not pieces:
-        return argument == first
-    last, at = pieces.pop(), len(first)
-    if not argument.startswith(first):
-        return False
-    for piece in pieces:
-        found = argument.find(piece, at)
-        if found < 0:
-            return False
-        at = found + len(piece)
-    return argument.endswith(last) and len(argument) - len(last) >= at
-
-
-def decide(rules, tool, argument, default="ask"):
-    """Return allow, ask or deny for one call.
-
-    rules    iterable of Rule, in any order
-    default  the verdict where no rule matches
-
-    >>> rules = [Rule("allow", "rag_add", "notes/*"), Rule("deny", "*", "*secret*")]
-    >>> [decide(rules, "rag_add", a) for a in ("notes/a", "notes/secret", "b")]
-    ['allow', 'deny', 'ask']
-    """
-    found = {
-        rule.verdict for rule in rules
-        if rule.tool in (tool, "*") and matches(rule.pattern, argument)
-    }
-    return next((verdict for verdict in STRICTEST_FIRST if verdict in found), default)
-
-
-def rules_of(config, project):
-    """Return the rules that a configuration holds for one project.
-
-    config   what config.json holds: {"projects": {path: {"allow": [rule, ...], ...}}}
-    project  str, the project's real path
-    Raises   ConfigError when its shape is wrong: half-read rules might miss a deny
-    """
-    try:
-        kept = config.get("projects", {}).get(project, {})
-        return [
-            parse_rule(text, verdict)
-            for verdict in STRICTEST_FIRST for text in kept.get(verdict, [])
-        ]
-    except (AttributeError, TypeError, UsageError) as error:
-        raise ConfigError(f"config.json: the permissions are damaged ({error}): "
-                          "mend the file or delete it") from None
-
-
-def without_rule(config, project, rule):
-    """Return the configuration with one rule of a project less; nothing is changed.
-
-    >>> without_rule({"projects": {"/p": {"deny": ["fetch(*)"]}}}, "/p",
-    ...              Rule("deny", "fetch", "*"))
-    {'projects': {'/p': {'deny': []}}}
-    """
-    projects = config.get("projects", {})
-    kept = projects.get(project, {})
-    rules = [text for text in kept.get(rule.verdict, [])
-             if parse_rule(text, rule.verdict) != rule]
-    return {**config, "projects": {**projects, project: {**kept, rule.verdict: rules}}}
-
-
-def with_rule(config, project, rule):
-    """Return the configuration with one more rule for a project; nothing is changed.
-
-    >>> with_rule({}, "/p", Rule("deny", "fetch", "*"))
-    {'projects': {'/p': {'deny': ['fetch(*)']}}}
-    """
-    config = without_rule(config, project, rule)
-    config["projects"][project][rule.verdict].append(str(rule))
-    return config
-
-
-# =============================================================================
-# 39. Paths -- ignore rules, secret names, confinement below a root [pure]
+# 38. Paths -- ignore rules, secret names, confinement below a root [pure]
 #    Uses: Settings, Lists, Errors
 # =============================================================================
 
@@ -8716,7 +8599,7 @@ def _names(path, flavour):
 
 
 # =============================================================================
-# 40. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
+# 39. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
 #    Uses: Settings, Lists, Errors
 # =============================================================================
 
@@ -8771,6 +8654,43 @@ def host_port(url):
     parts = urlsplit(url)
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
     return (parts.hostname or "").rstrip("."), port, parts.scheme
+
+
+_RULED_PARTS = Pattern(
+    r"([\w+.*-]+)://(?:[^/?#]*@)?(\[[^/?#]*\]|[^/?#:]*)(?::([0-9*]*))?"
+    r"(/[^?#]*|)(\?[^#]*|)(?:#.*)?", re.DOTALL)
+
+
+def ruled_forms(text):
+    """Return what rules compare of an address, or of a pattern for some: two forms.
+
+    A rule is about a place, and one place has many spellings.  The first form leaves
+    out a port that goes without saying; the second names it, for a pattern with :*.
+
+    >>> ruled_forms("HTTP://0x7f.1:080/a/../%62?q")
+    ('http://127.0.0.1/b?q', 'http://127.0.0.1:80/b?q')
+    >>> ruled_forms("*://[::0:1]:8/*"), ruled_forms("notes/*")
+    (('*://[::1]:8/*', '*://[::1]:8/*'), ('notes/*',))
+    """
+    found = _RULED_PARTS.fullmatch(text)
+    if not found:
+        return (text.removeprefix("./"),)
+    from urllib.parse import unquote
+
+    scheme, host, port, path, rest = found.groups()
+    scheme, host = scheme.lower(), host.strip("[]").lower()
+    with contextlib.suppress(UnicodeError):     # wire_url refuses what has none
+        host = host if host.isascii() else host.encode("idna").decode("ascii")
+    host = str(spelled_ip(host.rstrip(".")) or host.rstrip("."))
+    host = f"[{host}]" if ":" in host else host
+    usual = {"http": "80", "https": "443"}.get(scheme, "")
+    port, path = (port or "").lstrip("0") or usual, unquote(path)
+    if path or not (host + port).endswith("*"):
+        folder = "/" if path.endswith(("/", "/.", "/..")) else ""
+        path = posixpath.normpath("/" + path.lstrip("/")).rstrip("/") + folder or "/"
+    ends = f":{port}" if port else ""
+    bare = "" if port == usual else ends
+    return tuple(f"{scheme}://{host}{end}{path}{unquote(rest)}" for end in (bare, ends))
 
 
 def spelled_ip(host):
@@ -8889,6 +8809,145 @@ def masked(text, secrets):
             short = f"{secret[:3]}…{secret[-4:]}" if len(secret) >= 16 else "***"
             text = text.replace(secret, short)
     return text
+
+
+# =============================================================================
+# 40. Permissions -- (rules, call) to allow, ask or deny [pure]
+#    Uses: Lists, Errors, Addresses
+# =============================================================================
+
+# A rule names a tool and a pattern of its argument.  The strictest rule that matches
+# decides, whatever the order, so that no allow can undo a deny.  A star is the only
+# wildcard: what a user approved once may hold any other sign and must stand for itself.
+
+STRICTEST_FIRST = ("deny", "ask", "allow")
+
+
+@named_tuple
+class Rule:
+    """One permission: a verdict for the calls it matches."""
+
+    verdict: str        # allow, ask or deny
+    tool: str           # the tool's name, or * for all
+    pattern: str        # of the argument: a source, an address, a path
+
+    def __str__(self):
+        return f"{self.tool}({self.pattern})"
+
+
+def parse_rule(text, verdict):
+    """Read a rule as flags and the configuration write it: TOOL or TOOL(pattern).
+
+    >>> parse_rule("rag_add(notes/*)", "allow")
+    Rule(verdict='allow', tool='rag_add', pattern='notes/*')
+    >>> str(parse_rule("fetch", "deny"))
+    'fetch(*)'
+
+    Raises  UsageError when it is neither, or about no tool: it would never match
+    """
+    match = re.fullmatch(r"(\w+|\*)(?:\((.*)\))?", text.strip(), re.DOTALL)
+    if not match:
+        raise UsageError(f"{text!r} is not a rule: write TOOL or TOOL(pattern)")
+    if match[1] not in RULED_TOOLS:
+        raise UsageError(f"{text!r} is a rule about no tool; there are "
+                         + " ".join(sorted(RULED_TOOLS)))
+    return Rule(verdict, match[1], "*" if match[2] is None else match[2])
+
+
+def matches(pattern, argument):
+    """Tell whether a pattern covers an argument whole; * is any run of signs.
+
+    >>> matches("notes/*.md", "notes/a/b.md"), matches("[a]", "a")
+    (True, False)
+
+    Cost  O(stars * length): the leftmost place for each piece is as good as any
+    """
+    first, *pieces = pattern.split("*")
+    if not pieces:
+        return argument == first
+    last, at = pieces.pop(), len(first)
+    if not argument.startswith(first):
+        return False
+    for piece in pieces:
+        found = argument.find(piece, at)
+        if found < 0:
+            return False
+        at = found + len(piece)
+    return argument.endswith(last) and len(argument) - len(last) >= at
+
+
+def decide(rules, tool, argument, default="ask"):
+    """Return allow, ask or deny for one call.
+
+    rules    iterable of Rule, in any order; one that denies does so in any letter case,
+             since many disks and servers do not tell them apart
+    default  the verdict where no rule matches
+
+    >>> rules = [Rule("allow", "rag_add", "notes/*"), Rule("deny", "*", "*secret*")]
+    >>> [decide(rules, "rag_add", a) for a in ("notes/a", "notes/secret", "b")]
+    ['allow', 'deny', 'ask']
+    """
+    found = {rule.verdict for rule in rules
+             if rule.tool in (tool, "*") and _is_about(rule, argument)}
+    return next((verdict for verdict in STRICTEST_FIRST if verdict in found), default)
+
+
+def _is_about(rule, argument):
+    """Tell whether a rule's pattern covers an argument, however both are spelled."""
+    pattern, *_ = ruled_forms(rule.pattern)
+    for form in ruled_forms(argument):
+        if matches(pattern, form):
+            return True
+        if rule.verdict == "deny" and matches(pattern.casefold(), form.casefold()):
+            return True
+    return False
+
+
+def rules_of(config, project):
+    """Return the rules that a configuration holds for one project.
+
+    config   what config.json holds: {"projects": {path: {"allow": [rule, ...], ...}}}
+    project  str, the project's real path
+    Raises   ConfigError when its shape is wrong: half-read rules might miss a deny
+    """
+    where, rules = "projects", []
+    try:
+        kept = config.get("projects", {}).get(project, {})
+        where = f"projects, {project}"
+        for verdict, texts in kept.items():
+            where = f"projects, {project}, {verdict}"
+            if verdict not in STRICTEST_FIRST or not isinstance(texts, list):
+                raise UsageError("there is to be a list under allow, ask and deny")
+            rules += [parse_rule(text, verdict) for text in texts]
+    except (AttributeError, TypeError, UsageError) as error:
+        raise ConfigError(f"config.json, {where}: the permissions are damaged "
+                          f"({error}): mend the file") from None
+    return sorted(rules, key=lambda rule: STRICTEST_FIRST.index(rule.verdict))
+
+
+def without_rule(config, project, rule):
+    """Return the configuration with one rule of a project less; nothing is changed.
+
+    >>> without_rule({"projects": {"/p": {"deny": ["fetch(*)"]}}}, "/p",
+    ...              Rule("deny", "fetch", "*"))
+    {'projects': {'/p': {'deny': []}}}
+    """
+    projects = config.get("projects", {})
+    kept = projects.get(project, {})
+    rules = [text for text in kept.get(rule.verdict, [])
+             if parse_rule(text, rule.verdict) != rule]
+    return {**config, "projects": {**projects, project: {**kept, rule.verdict: rules}}}
+
+
+def with_rule(config, project, rule):
+    """Return the configuration with one more rule for a project; nothing is changed.
+
+    >>> with_rule({}, "/p", Rule("deny", "fetch", "*"))
+    {'projects': {'/p': {'deny': ['fetch(*)']}}}
+    """
+    config = without_rule(config, project, rule)
+    config["projects"][project][rule.verdict].append(str(rule))
+    return config
 
 
 # =============================================================================
@@ -15208,7 +15267,7 @@ def make_vectors(knowledge, options, console, home=""):
 
 # =============================================================================
 # 71. Arguments -- the words of a command line to a command and its options [pure]
-#    Uses: Settings, Errors, Prose, Chunks
+#    Uses: Settings, Errors, Prose, Chunks, Permissions
 # =============================================================================
 
 # A table says what may be typed, and one reader serves the shell and the prompt.  Not
@@ -15325,6 +15384,8 @@ def _take_option(word, words, known, fields):
 
 def _checked(option, name, value):
     """Return the value of an option in its type."""
+    if option.value == "RULE":
+        parse_rule(value, name)
     if option.choices and value not in option.choices:
         raise UsageError(unknown(f"{name} value", value, option.choices))
     if option.least is None:
@@ -15952,7 +16013,10 @@ class Gate:
         patterns = [] if "*" in subject else [subject]
         if tool.name == "fetch":
             patterns = [re.match(r"\w+://[^/?#]*", subject)[0] + "/*"]
-        return self.consent.refusal(tool.name, [(subject,)], question, patterns,
+        names = [subject]
+        if tool.subject == "path" and subject:      # a rule may name it in full
+            names.append(os.path.join(self.knowledge.root, subject))
+        return self.consent.refusal(tool.name, [names], question, patterns,
                                     default=default)
 
     def _subject(self, tool, arguments):

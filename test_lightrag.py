@@ -5013,75 +5013,11 @@ class Test37Checking(unittest.TestCase):
                 self.assertEqual(lr.check_answer(found.text, passages, base.idf), [])
 
 
-# 38. Permissions
+# =============================================================================
+# 38. Paths
 # =============================================================================
 
-class Test38Permissions(unittest.TestCase):
-    """Rules, patterns and the verdict."""
-
-    def test_rules_are_read_and_written_alike(self):
-        for text in ("rag_add(notes/*)", "fetch(https://a.test/*)", "*(x)", "t((a))"):
-            with self.subTest(text):
-                self.assertEqual(str(lr.parse_rule(text, "allow")), text)
-        self.assertEqual(lr.parse_rule(" fetch ", "deny"), ("deny", "fetch", "*"))
-        self.assertEqual(lr.parse_rule("fetch()", "deny"), ("deny", "fetch", ""))
-        self.assertEqual(lr.parse_rule("add(a\nb)", "allow").pattern, "a\nb")
-
-    def test_what_is_no_rule_is_a_usage_error(self):
-        for text in ("", "()", "rag add(x)", "rag_add(x", "rag_add)x(", "rm -rf"):
-            with self.subTest(text), self.assertRaises(lr.UsageError):
-                lr.parse_rule(text, "allow")
-
-    def test_patterns(self):
-        cases = [
-            ("", "", True), ("", "a", False), ("*", "", True), ("*", "a\nb", True),
-            ("a", "a", True), ("a", "ab", False), ("a*", "ab", True), ("*a", "ba", True),
-            ("a*a", "a", False), ("a*a", "aa", True), ("ab*bc", "abc", False),
-            ("*a*b*", "xaxbx", True), ("*a*b*", "xbxax", False), ("**", "x", True),
-            ("notes/*", "notes2/a", False), ("notes/*", "notes/a/b", True),
-            ("a?c", "abc", False), ("[ab]", "a", False), ("中*", "中文", True),
-            ("https://a.test/*", "https://a.test.evil/", False),
-        ]
-        for pattern, argument, expected in cases:
-            with self.subTest(pattern=pattern, argument=argument):
-                self.assertIs(lr.matches(pattern, argument), expected)
-
-    def test_many_stars_stay_quick(self):
-        self.assertFalse(lr.matches("*a" * 2000 + "b", "a" * 20000))
-
-    def test_the_strictest_rule_wins_in_any_order(self):
-        rules = [lr.Rule(v, "t", "x") for v in ("allow", "ask", "deny")]
-        for kept, verdict in ((rules, "deny"), (rules[:2], "ask"), (rules[:1], "allow")):
-            for order in (kept, kept[::-1]):
-                with self.subTest(order=order):
-                    self.assertEqual(lr.decide(order, "t", "x"), verdict)
-        self.assertEqual(lr.decide(rules, "other", "x"), "ask")
-        self.assertEqual(lr.decide([], "t", "x", default="allow"), "allow")
-
-    def test_configuration_round_trip(self):
-        first, second = lr.Rule("allow", "rag_add", "a"), lr.Rule("deny", "*", "b")
-        config = lr.with_rule({"other": 1}, "/p", first)
-        config = lr.with_rule(lr.with_rule(config, "/p", second), "/p", first)
-        self.assertEqual(lr.rules_of(config, "/p"), [second, first])
-        self.assertEqual(lr.rules_of(config, "/q"), [])
-        self.assertEqual(config["other"], 1)
-
-    def test_damaged_permissions_are_refused_not_half_read(self):
-        damaged = (
-            [], {"projects": []}, {"projects": {"/p": []}},
-            {"projects": {"/p": {"deny": 1}}}, {"projects": {"/p": {"deny": [1]}}},
-            {"projects": {"/p": {"deny": ["rag add("]}}},
-        )
-        for config in damaged:
-            with self.subTest(config=config), self.assertRaises(lr.ConfigError):
-                lr.rules_of(config, "/p")
-
-
-# =============================================================================
-# 39. Paths
-# =============================================================================
-
-class Test39Paths(unittest.TestCase):
+class Test38Paths(unittest.TestCase):
     """Ignore rules, secret names and confinement, judged by letters alone."""
 
     # rule, path, is it a folder, does the rule match; after gitignore(5)
@@ -5260,10 +5196,10 @@ class Test39Paths(unittest.TestCase):
 
 
 # =============================================================================
-# 40. Addresses
+# 39. Addresses
 # =============================================================================
 
-class Test40Addresses(unittest.TestCase):
+class Test39Addresses(unittest.TestCase):
 
     def test_shown_addresses_hold_no_secret(self):
         for url, shown in (
@@ -5308,6 +5244,89 @@ class Test40Addresses(unittest.TestCase):
         for host in ("127.0.0.1", "10.0.0.1", "example.org", "::1", "169.253.1.1"):
             with self.subTest(host):
                 self.assertFalse(lr.is_metadata(host))
+
+
+# =============================================================================
+# 40. Permissions
+# =============================================================================
+
+class Test40Permissions(unittest.TestCase):
+    """Rules, patterns and the verdict."""
+
+    def test_rules_are_read_and_written_alike(self):
+        for text in ("rag_add(notes/*)", "fetch(https://a.test/*)", "*(x)", "note((a))"):
+            with self.subTest(text):
+                self.assertEqual(str(lr.parse_rule(text, "allow")), text)
+        self.assertEqual(lr.parse_rule(" fetch ", "deny"), ("deny", "fetch", "*"))
+        self.assertEqual(lr.parse_rule("fetch()", "deny"), ("deny", "fetch", ""))
+        self.assertEqual(lr.parse_rule("note(a\nb)", "allow").pattern, "a\nb")
+
+    def test_what_is_no_rule_is_a_usage_error(self):
+        for text in ("", "()", "rag add(x)", "rag_add(x", "rag_add)x(", "rm -rf"):
+            with self.subTest(text), self.assertRaises(lr.UsageError):
+                lr.parse_rule(text, "allow")
+        for text in ("fetchh(http://a.test/*)", "Fetch", "web"):
+            with self.subTest(text), self.assertRaisesRegex(lr.UsageError, "no tool"):
+                lr.parse_rule(text, "deny")
+        self.assertEqual(lr.RULED_TOOLS - {*lr.TOOLS, *lr.MCP_TOOLS},
+                         {"*", "sync", "embed", "divide", "rerank", "model"})
+        self.assertLessEqual({*lr.TOOLS, *lr.MCP_TOOLS}, lr.RULED_TOOLS)
+
+    def test_patterns(self):
+        cases = [
+            ("", "", True), ("", "a", False), ("*", "", True), ("*", "a\nb", True),
+            ("a", "a", True), ("a", "ab", False), ("a*", "ab", True), ("*a", "ba", True),
+            ("a*a", "a", False), ("a*a", "aa", True), ("ab*bc", "abc", False),
+            ("*a*b*", "xaxbx", True), ("*a*b*", "xbxax", False), ("**", "x", True),
+            ("notes/*", "notes2/a", False), ("notes/*", "notes/a/b", True),
+            ("a?c", "abc", False), ("[ab]", "a", False), ("中*", "中文", True),
+            ("https://a.test/*", "https://a.test.evil/", False),
+        ]
+        for pattern, argument, expected in cases:
+            with self.subTest(pattern=pattern, argument=argument):
+                self.assertIs(lr.matches(pattern, argument), expected)
+
+    def test_many_stars_stay_quick(self):
+        self.assertFalse(lr.matches("*a" * 2000 + "b", "a" * 20000))
+
+    def test_the_strictest_rule_wins_in_any_order(self):
+        rules = [lr.Rule(v, "t", "x") for v in ("allow", "ask", "deny")]
+        for kept, verdict in ((rules, "deny"), (rules[:2], "ask"), (rules[:1], "allow")):
+            for order in (kept, kept[::-1]):
+                with self.subTest(order=order):
+                    self.assertEqual(lr.decide(order, "t", "x"), verdict)
+        self.assertEqual(lr.decide(rules, "other", "x"), "ask")
+        self.assertEqual(lr.decide([], "t", "x", default="allow"), "allow")
+
+    def test_what_is_denied_is_so_in_any_letter_case(self):
+        for verdict in ("deny", "allow"):
+            rules = [lr.Rule(verdict, "t", "Notes/*")]
+            with self.subTest(verdict):
+                self.assertEqual(lr.decide(rules, "t", "Notes/a"), verdict)
+                self.assertEqual(lr.decide(rules, "t", "nOTES/a") == verdict,
+                                 verdict == "deny")
+
+    def test_configuration_round_trip(self):
+        first, second = lr.Rule("allow", "rag_add", "a"), lr.Rule("deny", "*", "b")
+        config = lr.with_rule({"other": 1}, "/p", first)
+        config = lr.with_rule(lr.with_rule(config, "/p", second), "/p", first)
+        self.assertEqual(lr.rules_of(config, "/p"), [second, first])
+        self.assertEqual(lr.rules_of(config, "/q"), [])
+        self.assertEqual(config["other"], 1)
+
+    def test_damaged_permissions_are_refused_not_half_read(self):
+        damaged = (
+            [], {"projects": []}, {"projects": {"/p": []}},
+            {"projects": {"/p": {"deny": 1}}}, {"projects": {"/p": {"deny": [1]}}},
+            {"projects": {"/p": {"deny": ["rag add("]}}},
+            {"projects": {"/p": {"deny": ["fetchh"]}}}, {"projects": {"/p": {"deny": "*"}}},
+            {"projects": {"/p": {"deny": {"fetch": 1}}}}, {"projects": {"/p": {"Deny": []}}},
+        )
+        for config in damaged:
+            with self.subTest(config=config), self.assertRaises(lr.ConfigError) as caught:
+                lr.rules_of(config, "/p")
+            if isinstance(config, dict) and config["projects"]:
+                self.assertIn("projects, /p", str(caught.exception))
 
 
 # =============================================================================
@@ -10207,10 +10226,10 @@ class Test69Consent(unittest.TestCase):
 
     def test_a_file_is_known_by_its_source_and_its_path(self):
         console, _, _ = console_over("utf-8")
-        consent = self.consent(console, flags={"allow": ["t(/r/*)"], "deny": ["t(k/*)"]})
-        self.assertEqual(consent.verdict("t", ("n/a", "/r/n/a")), "allow")
-        self.assertEqual(consent.verdict("t", ("k/a", "/r/k/a")), "deny")
-        self.assertEqual(consent.verdict("t", ("n/a",)), "ask")
+        consent = self.consent(console, flags={"allow": ["note(/r/*)"], "deny": ["note(k/*)"]})
+        self.assertEqual(consent.verdict("note", ("n/a", "/r/n/a")), "allow")
+        self.assertEqual(consent.verdict("note", ("k/a", "/r/k/a")), "deny")
+        self.assertEqual(consent.verdict("note", ("n/a",)), "ask")
 
     def test_SEC_1_another_host_needs_its_own_yes(self):
         url = "http://b.test/\x1b[2Kx?http://a.test/"
@@ -10511,7 +10530,22 @@ class Test72Intake(unittest.TestCase):
     def test_allow_needs_no_terminal(self):
         self.assertEqual(
             self.project.call("add", "notes", "--allow", "rag_add(notes/*)")[0], 0)
-        self.assertEqual(self.project.call("add", "port.txt", "--allow", "rag add")[0], 2)
+
+    def test_a_rule_that_would_never_match_is_refused(self):
+        for flag in ("--allow", "--deny"):
+            for rule in ("rag add", "fetchh", "fetchh(*)"):
+                with self.subTest(flag=flag, rule=rule):
+                    code, _, err = self.project.call("search", "port", flag, rule)
+                    self.assertEqual(code, 2, err)
+        folder = lr.config_folder(self.project.environ)
+        os.makedirs(folder)
+        project = os.path.realpath(self.project.root)
+        with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+            json.dump({"projects": {project: {"deny": ["fetchh(*)"]}}}, file)
+        code, _, err = self.project.call("add", "port.txt", "-y")
+        self.assertEqual(code, 4, err)
+        self.assertIn(f"config.json, projects, {project}, deny: ", err)
+        self.assertEqual(self.sources(), [])
 
     def test_dry_run_asks_nothing_and_changes_nothing(self):
         code, report = self.project.data("add", "notes", "--dry-run")
@@ -11820,6 +11854,36 @@ class Test74Gate(unittest.TestCase):
         self.assertEqual(self.ask(gate, "read_file", path="port.txt"), "")
         with self.assertRaises(lr.DeniedError):
             self.ask(gate, "read_file", path="../x")
+
+    def test_a_rule_is_about_a_place_however_it_is_spelled(self):
+        one = ("http://127.0.0.1:8080/*", "http://127.1:8080/x", "http://2130706433:8080/",
+               "http://0x7f.1:08080/x", "http://0177.0.0.1:8080/", "http://１２７.1:8080/x",
+               "http://[::ffff:127.0.0.1]:8080/x", "http://127.0.0.1.:8080/x",
+               "HTTP://me:pw@127.0.0.1:8080/x")
+        other = ("http://local.test/*", "http://LOCAL.test:80/x", "http://local.TEST./x",
+                 "http://local.test:080/", "http://Ｌocal。test/a/../x",
+                 "http://local.test")
+        six = ("https://[::1]/*", "https://[0:0::1]/x", "https://[::0001]:443/x")
+        idn = ("http://例え.jp/*", "http://xn--r8jz45g.jp/x")
+        path = ("http://a.test/in/*", "http://a.test/x/../in/y", "http://a.test//in/./y",
+                "http://a.test/%69n/y", "http://A.test/in/%2e/y", "http://a.test/IN/")
+        port = ("http://b.test:*/*", "http://b.test/x", "http://b.test:81/x")
+        for pattern, *spellings in (one, other, six, idn, path, port):
+            for url in spellings:
+                for rule in (pattern, url):
+                    gate = self.gate(deny=[f"fetch({rule})"], allow=["fetch"])
+                    with self.subTest(rule=rule, url=url):
+                        self.assertIn("a rule denies", self.ask(gate, "fetch", url=url))
+        gate = self.gate(allow=["fetch(http://a.test/docs/*)"])
+        for url in ("http://a.test/docs/../in", "http://a.test/docs/%2e%2e/in",
+                    "http://a.test:81/docs/", "http://a.test.evil/docs/"):
+            with self.subTest(url):
+                self.assertIn("no terminal", self.ask(gate, "fetch", url=url))
+        self.assertEqual(self.ask(gate, "fetch", url="http://A.test:80/docs/x"), "")
+        for rule in ("./notes/*", os.path.join(self.project.root, "notes/*")):
+            with self.subTest(rule):
+                gate = self.gate(deny=[f"read_file({rule})"])
+                self.assertIn("denies", self.ask(gate, "read_file", path="notes/day5.md"))
 
     def test_SEC_4_memory_after_text_of_others_always_asks(self):
         for options in ({}, {"allow": ["memory_write"]}, {"yes": True}):
