@@ -846,7 +846,7 @@ SECRET_QUERY = Pattern("(?i)key|token|secret|pass|pwd|sig|auth|cred|session|^cod
 # Services of clouds that hand out credentials to whoever asks, beside link-local ones.
 METADATA_HOSTS = """
 metadata metadata.google.internal instance-data instance-data.ec2.internal
-100.100.100.200 192.0.0.192 168.63.129.16 fd00:ec2::254
+100.100.100.200 192.0.0.192 168.63.129.16 fd00:ec2::254 fd20:ce::254
 """
 
 
@@ -8368,7 +8368,7 @@ _POSIX_SETS = {
 }
 _WINDOWS_FORBIDDEN = Pattern(
     r"[<>:\"|?*\x00-\x1f]|[ .]$"
-    r"|^(?:con|prn|aux|nul|conin\$|conout\$|(?:com|lpt)\d) *(?:\.|$)",
+    r"|^(?:con|prn|aux|nul|conin\$|conout\$|(?:com|lpt)[\d¹²³]) *(?:\.|$)",
     re.IGNORECASE,
 )
 

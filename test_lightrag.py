@@ -5184,7 +5184,7 @@ class Test38Paths(unittest.TestCase):
             for path in outside:
                 with self.subTest(path=path), self.assertRaises(lr.DeniedError):
                     lr.confine(root, path, flavour)
-        for path in (".env::$DATA", "a.md:x", "NUL", "sub/con.txt", "com1", ".env.",
+        for path in (".env::$DATA", "a.md:x", "NUL", "sub/con.txt", "com1", "COM\u00b9", ".env.",
                      "x ", "a*b", "\\\\x"):
             with self.subTest(path=path), self.assertRaises(lr.DeniedError):
                 lr.confine("C:\\r\\share", path, ntpath)
@@ -5238,7 +5238,8 @@ class Test39Addresses(unittest.TestCase):
         for host in ("169.254.169.254", "2852039166", "0xA9FEA9FE", "0251.0376.0251.0376",
                      "169.254.43518", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe",
                      "fe80::1", "fe80::1%eth0", "metadata.google.internal", "fd00:ec2::254",
-                     "100.100.100.200", "169.254.169.254.", "metadata.google.internal."):
+                     "100.100.100.200", "169.254.169.254.", "metadata.google.internal.",
+                     "fd20:ce::254"):
             with self.subTest(host):
                 self.assertTrue(lr.is_metadata(host))
         for host in ("127.0.0.1", "10.0.0.1", "example.org", "::1", "169.253.1.1"):
