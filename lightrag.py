@@ -12469,10 +12469,10 @@ def vectors_in(answer, count):
     if not isinstance(rows, list) or len(rows) != count:
         raise ModelError(f"the embeddings endpoint did not send {count} vectors")
     try:
-        if all("index" in row for row in rows):
+        if all(isinstance(row.get("index"), int) for row in rows):
             rows = sorted(rows, key=itemgetter("index"))
         return [_floats(row["embedding"]) for row in rows]
-    except (TypeError, KeyError, ValueError, OverflowError):
+    except (*MISSHAPEN, OverflowError):
         raise ModelError("the embeddings endpoint sent no vectors") from None
 
 

@@ -8434,10 +8434,13 @@ class Test54Embedder(unittest.TestCase):
 
     def test_what_is_no_vectors_is_said(self):
         for answer in ([], {}, {"data": []}, {"data": [{"embedding": ["x"]}]},
-                       {"data": [{"index": 0}]}, {"data": ["x"]},
-                       {"data": [{"embedding": [10 ** 400]}]}):
+                       {"data": [{"index": 0}]}, {"data": ["x"]}, {"data": [None]},
+                       {"data": [[1.0]]}, {"data": [{"embedding": [10 ** 400]}]}):
             with self.subTest(answer=answer), self.assertRaises(lr.ModelError):
                 lr.vectors_in(answer, 1)
+        for one, two in ((None, None), (0, 0), ("0", "1"), (3, 7)):
+            rows = [{"index": one, "embedding": [1]}, {"index": two, "embedding": [2]}]
+            self.assertEqual(lr.vectors_in({"data": rows}, 2), [[1.0], [2.0]])
         self.assertEqual(lr.unit_vector([1e154] * 4), None)
         self.assertIsNone(lr.unit_vector([1.0] * (lr.DIMENSIONS_MAX + 1)))
         dimension = lr.DIMENSIONS_MAX       # the sums of so many still fit their lanes
