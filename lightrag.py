@@ -5506,38 +5506,52 @@ def _read_notebook(text):
     """Read a Jupyter notebook as Markdown: code between fences, outputs shortened."""
     try:
         book = json.loads(text)
-        told = book.get("metadata", {}).get("language_info", {})
-        blocks = [
-            block
-            for sheet in book.get("worksheets", [book])     # which format 3 has
-            for cell in sheet["cells"]
-            for block in _cell_blocks(cell, told.get("name", "python"))
-        ]
-    # Of what somebody may have written by hand, any part can have any type.
     except MISSHAPEN as error:
         raise SourceError(f"it is not a notebook that can be read: {error}") from error
+    try:
+        syntax = str(book["metadata"]["language_info"]["name"])
+    except MISSHAPEN:
+        syntax = "python"
+    sheets = _items(book, "worksheets") or [book]       # which format 3 has
+    cells = [cell for sheet in sheets for cell in _items(sheet, "cells")]
+    if not cells:
+        raise SkipError("there are no cells in it: nothing to index")
+    blocks, lost = [], 0
+    for cell in cells:
+        # Of what somebody may have written by hand, any part can have any type.
+        try:
+            blocks.extend(_cell_blocks(cell, syntax))
+        except MISSHAPEN:
+            lost += 1
+    if lost and not blocks:
+        raise SourceError("it is not a notebook that can be read: no cell of it is one")
+    warning = f"{lost} of its {len(cells)} cells cannot be read in full" if lost else ""
     text = "\n\n".join(blocks)
-    return _first_heading(markdown_blocks(text)), text, []
+    return _first_heading(markdown_blocks(text)), text, [warning]
+
+
+def _items(data, key):
+    """Return the list that stands under a key; [] if none, a single thing as a list."""
+    found = data.get(key) if isinstance(data, dict) else None
+    return found if isinstance(found, list) else [] if found is None else [found]
 
 
 def _cell_blocks(cell, syntax):
-    """Return the Markdown blocks of a notebook cell: its source, then its outputs."""
-    source = "".join(cell.get("source", cell.get("input", "")))
-    if cell.get("cell_type") != "code":
-        return [source] if source.strip() else []
-    blocks = [code_fence(source, syntax)] if source.strip() else []
-    for output in cell.get("outputs", ()):
-        words = "".join(
-            output.get("text") or output.get("data", {}).get("text/plain", "")
-        )
+    """Yield the Markdown blocks of a notebook cell: its source, then its outputs."""
+    source = "".join(cell.get("source") or cell.get("input") or "")
+    is_code = cell.get("cell_type") == "code"
+    if source.strip():
+        yield code_fence(source, syntax) if is_code else source
+    for output in _items(cell, "outputs") if is_code else ():
+        data = output.get("data") or {}
+        words = "".join(output.get("text") or data.get("text/plain") or "")
         if output.get("output_type") in ("error", "pyerr"):
             words = f"{output.get('ename')}: {output.get('evalue')}"
         words = printable(words).strip("\n")
         if len(words) > NOTEBOOK_OUTPUT_CHARS:
             words = words[:NOTEBOOK_OUTPUT_CHARS] + "\n..."
         if words:
-            blocks.append(code_fence(words))
-    return blocks
+            yield code_fence(words)
 
 
 PACKED_READERS = {

@@ -3263,14 +3263,39 @@ class Test23Documents(unittest.TestCase):
         parsed = lr.read_document(json.dumps(old).encode(), "a.ipynb")
         self.assertEqual(parsed.text, "```python\ny\n```")
 
+    def test_odd_cells_of_a_notebook_lose_themselves_alone(self):
+        good = {"cell_type": "code", "source": "x = 1", "outputs": [{"text": "one"}]}
+        for odd, kept in (
+            (None, ""), (7, ""), ({"source": 7}, ""), ({"source": ["a", None]}, ""),
+            ({"cell_type": "code", "source": "y", "outputs": [None]}, "```python\ny\n```"),
+            ({"cell_type": "code", "source": "y", "outputs": [{"data": 7}]},
+             "```python\ny\n```"),
+        ):
+            with self.subTest(odd):
+                book = json.dumps({"cells": [odd, good], "metadata": None})
+                parsed = lr.read_document(book.encode(), "a.ipynb")
+                self.assertEqual(parsed.text.removeprefix(kept).strip(),
+                                 "```python\nx = 1\n```\n\n```\none\n```")
+                self.assertEqual(parsed.warnings, ("1 of its 2 cells cannot be read in full",))
+        empty = [{"source": None}, {"cell_type": "code", "source": "", "outputs": None},
+                 {"cell_type": "code", "outputs": [{"text": None, "data": None}]}]
+        for book in ({"cells": [*empty, good]}, {"cells": good},
+                     {"worksheets": [None, {"cells": None}, {"cells": [good]}]}):
+            with self.subTest(book):
+                parsed = lr.read_document(json.dumps(book).encode(), "a.ipynb")
+                self.assertEqual((parsed.text[-11:], parsed.warnings), ("```\none\n```", ()))
+
     def test_notebooks_that_are_none(self):
-        for text in ("{", "[]", "1", '{"cells": 1}', '{"cells": [1]}', '{"a": []}',
-                     '{"cells": [{"source": 1}]}', '{"metadata": [], "cells": []}',
-                     '{"cells": [{"cell_type": "code", "outputs": [7]}]}',
-                     "[" * 100_000):
+        for text in ("{", '{"cells": 1}', '{"cells": [1]}', "[" * 100_000,
+                     '{"cells": [{"source": 1}]}', '{"cells": [null, []]}',
+                     '{"cells": [{"cell_type": "code", "outputs": [7]}]}'):
             with self.subTest(text[:50]), self.assertRaisesRegex(
                 lr.SourceError, "notebook"
             ):
+                lr.read_document(text.encode(), "a.ipynb")
+        for text in ("[]", "1", '{"a": []}', '{"metadata": [], "cells": []}', "{}",
+                     '{"cells": null}', '{"worksheets": []}', '{"worksheets": [{}]}'):
+            with self.subTest(text), self.assertRaisesRegex(lr.SkipError, "no cells"):
                 lr.read_document(text.encode(), "a.ipynb")
 
 
