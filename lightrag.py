@@ -924,6 +924,10 @@ class LostError(NetworkError):
     """A connection was refused or lost on the way: another try may heal it."""
 
 
+class PartError(SourceError):
+    """A part of a file is damaged; its other parts may still be read."""
+
+
 class SkipError(SourceError):
     """A source was opened and is not wanted: a binary, a private key, no words."""
 
@@ -4646,6 +4650,7 @@ class Archive:
             self.zip = zipfile.ZipFile(io.BytesIO(data))
         self.names = frozenset(self.zip.namelist())
         self.bytes_left = ARCHIVE_BYTES_MAX
+        self.warnings = []      # what was lost of parts that the rest can do without
 
     def pieces(self, name):
         """Yield the bytes of a member in pieces."""
@@ -4661,8 +4666,13 @@ class Archive:
                 yield piece
 
     def read(self, name):
-        """Return the bytes of a member."""
-        return b"".join(self.pieces(name))
+        """Return the bytes of a member, up to where it is damaged."""
+        pieces = []
+        try:
+            pieces.extend(self.pieces(name))
+        except PartError as error:
+            self.warnings.append(f"a part of it is lost: {error}")
+        return b"".join(pieces)
 
     def xml(self, name):
         """Yield the events of an XML member, in the form that pages have.
@@ -4694,8 +4704,10 @@ class Archive:
         if name in self.names:
             with _damage_named(name):
                 for piece in chain(self.pieces(name), (b"",)):
-                    parser.Parse(piece, not piece)
-                    yield from events
+                    try:
+                        parser.Parse(piece, not piece)
+                    finally:        # what stands before the damage
+                        yield from events
                     events.clear()
 
     def links(self, part):
@@ -4705,7 +4717,7 @@ class Archive:
         """
         folder, base = posixpath.split(part)
         links = {}
-        for name, found in self.xml(posixpath.join(folder, "_rels", base + ".rels")):
+        for name, found in self.spared(posixpath.join(folder, "_rels", base + ".rels")):
             if name == "Relationship":
                 target = found.get("Target", "")
                 if found.get("TargetMode") != "External":
@@ -4718,6 +4730,30 @@ class Archive:
         """Return the members that a part is related to: {type: name}."""
         found = self.links(part).values()
         return {kind: target for kind, target in found if target in self.names}
+
+    def spared(self, name):
+        """Yield the events of a member that the rest can do without, in balance.
+
+        They stop where it is damaged, which a warning says.
+        """
+        try:
+            yield from self.xml(name)
+        except PartError as error:
+            self.warnings.append(f"a part of it is lost: {error}")
+            ends = []
+            with contextlib.suppress(PartError):    # once more, to know what is open
+                for tag, _ in self.xml(name):
+                    if tag[:1] == "/":
+                        ends.pop()
+                    elif tag:
+                        ends.append(("/" + tag, {}))
+            yield from reversed(ends)
+
+    def losses(self, text):
+        """Return what was lost as warnings; raise it where nothing else is left."""
+        if self.warnings and not text:
+            raise PartError(self.warnings[0])
+        return self.warnings
 
     def main_part(self):
         """Return the name of the part that an Office file begins with."""
@@ -4773,7 +4809,7 @@ def _damage_named(what):
     except (zipfile.BadZipFile, expat.ExpatError, zlib.error, struct.error, EOFError,
             OSError, RuntimeError, ValueError, LookupError, OverflowError) as error:
         reason = f"damaged, or not what its name says: {what}: {error}"
-        raise SourceError(reason) from error
+        raise PartError(reason) from error
 
 
 # =============================================================================
@@ -4858,12 +4894,12 @@ def read_docx(data):
     word, writer = WordReader(archive, part), MarkdownWriter()
     text = writer.write(word.events())
     title = writer.headings[min(writer.headings)] if writer.headings else ""
-    return title or core_title(archive), text, []
+    return title or core_title(archive), text, archive.losses(text)
 
 
 def core_title(archive):
     """Return the title among the properties of an Office file, or ""."""
-    properties = archive.xml(archive.parts("").get("core-properties", ""))
+    properties = archive.spared(archive.parts("").get("core-properties", ""))
     return next((words.strip() for name, words in properties if not name), "")
 
 
@@ -4883,7 +4919,7 @@ class WordReader:
     def _read_styles(self):
         """Return {style id: {one of STYLE_KEYS: value}}."""
         styles, style = {}, {}
-        for name, found in self.archive.xml(self.parts.get("styles", "")):
+        for name, found in self.archive.spared(self.parts.get("styles", "")):
             if name == "style":
                 style = styles.setdefault(found.get("styleId"), {})
             elif name in STYLE_KEYS:
@@ -4893,7 +4929,7 @@ class WordReader:
     def _read_formats(self):
         """Return {list id: {level: how its items are numbered}}."""
         formats, lists, form, level, list_id = {}, {}, {}, "", ""
-        for name, found in self.archive.xml(self.parts.get("numbering", "")):
+        for name, found in self.archive.spared(self.parts.get("numbering", "")):
             if name == "abstractNum":
                 form = formats.setdefault(found.get("abstractNumId"), {})
             elif name == "num":
@@ -4924,7 +4960,8 @@ class WordReader:
 
     def _part_events(self, part):
         skipped, in_run, hidden = 0, False, False
-        for name, value in self.archive.xml(part):
+        read = self.archive.xml if part == self.part else self.archive.spared
+        for name, value in read(part):
             bare = name.lstrip("/")
             if bare in WORD_SKIPPED:
                 skipped += 1 if name == bare else -1
@@ -5023,7 +5060,8 @@ def read_pptx(data):
         for number, part in enumerate(slides, 1)
         for event in _slide_events(archive, part, number)
     )
-    return core_title(archive) or writer.headings.get(1, ""), text, []
+    title = core_title(archive) or writer.headings.get(1, "")
+    return title, text, archive.losses(text)
 
 
 def _slide_events(archive, part, number):
@@ -5046,7 +5084,7 @@ def _shape_events(archive, part, list_places=SLIDE_BODIES):
     links, nesting = archive.links(part), Nesting()
     title, body, paragraph = [], [], []
     place, depth, linked = "", 0, False
-    for name, value in archive.xml(part):
+    for name, value in archive.spared(part):
         bare = name.lstrip("/")
         if bare in TABLE_EVENTS:
             body += [*nesting.end(), (name.replace(bare, TABLE_EVENTS[bare]), "")]
@@ -5126,13 +5164,14 @@ def read_xlsx(data):
         if any(lines):
             blocks += [f"# {title}", "\n".join(lines).strip("\n")]
     warnings = [f"hidden sheets are left out: {', '.join(hidden)}"] if hidden else []
-    return core_title(archive), "\n\n".join(blocks), warnings
+    title, text = core_title(archive), "\n\n".join(blocks)
+    return title, text, warnings + archive.losses(text)
 
 
 def _shared_strings(archive, part):
     """Return the texts that cells name by number, without how they are read aloud."""
     strings, pieces, aloud = [], [], False
-    for name, value in archive.xml(part):
+    for name, value in archive.spared(part):
         if name == "si":
             pieces = []
         elif name == "/si":
@@ -5147,7 +5186,7 @@ def _shared_strings(archive, part):
 def _dated_styles(archive, part):
     """Return, for each cell style in order, whether it shows numbers as dates."""
     codes, dated, in_cells = {}, [], False
-    for name, found in archive.xml(part):
+    for name, found in archive.spared(part):
         if name == "numFmt":
             is_date = is_date_format(found.get("formatCode", "")[:FORMAT_CHARS_MAX])
             codes[found.get("numFmtId")] = is_date
@@ -5171,7 +5210,7 @@ def is_date_format(code):
 def _rows(archive, part, strings, dated, epoch_days):
     """Yield the cells of each row of a sheet as texts, empty ones between them."""
     cells, cell, pieces = [], {}, []
-    for name, value in archive.xml(part):
+    for name, value in archive.spared(part):
         if not name:
             pieces.append(value)
         elif name == "c":
@@ -5481,7 +5520,8 @@ def _read_epub(data):
         warnings.update(dict.fromkeys([warning, *found]))
     lost = len(set(chapters) - archive.names)
     warnings[f"{lost} of its chapters are missing" if lost else ""] = None
-    return title, "\n\n".join(filter(None, blocks)), list(warnings)
+    text = "\n\n".join(filter(None, blocks))
+    return title, text, [*warnings, *archive.losses(text)]
 
 
 def _read_package(archive, part):

@@ -2719,6 +2719,47 @@ class Test20Archive(unittest.TestCase):
             self.assert_refused(data, "damaged.*word/document.xml")
         self.assert_refused(docx("<w:p></w:p>"), "nothing to index")
 
+    def test_a_damaged_part_loses_itself_alone(self):
+        def read(name, data, *lost):
+            parsed = lr.read_document(data, name)
+            self.assertEqual([w.split(": ")[2] for w in parsed.warnings], list(lost))
+            return parsed.text
+
+        def slide(text):
+            return f"<p:s {P} {A}><p:sp><a:p><a:r><a:t>{text}</a:t></a:r></a:p></p:sp></p:s>"
+
+        ids = [f"s{i}" for i in range(3)]
+        cut = slide("two").replace("<p:sp>", "<p:sp><a:tbl><a:tr><a:tc>")
+        deck = f"<p:d {P} {R}>" + "".join(f"<p:sldId r:id='{i}'/>" for i in ids) + "</p:d>"
+        members = dict(zip(["ppt/s0.xml", "ppt/s1.xml", "ppt/s2.xml"],
+                           [slide("one"), cut, slide("three")]))
+        links = [(i, "slide", f"{i}.xml") for i in ids]
+        data = packed("ppt/presentation.xml", deck, members, links)
+        self.assertEqual(read("a.pptx", data, "ppt/s1.xml"), "## Slide 1\n\none\n\n"
+                         "## Slide 2\n\ntwo\n\n## Slide 3\n\nthree")
+        row = "<row><c><v>{}</v></c></row>"
+        book = f"<workbook {S} {R}>" + "".join(
+            f'<sheet name="{i}" r:id="{i}"/>' for i in ids) + "</workbook>"
+        sheets = {f"xl/{i}.xml": f"<w {S}>{row.format(i)}</w>" for i in ids}
+        sheets["xl/s1.xml"] = f"<w {S}>{row.format(7)}<row>"
+        data = packed("xl/workbook.xml", book, sheets, [
+            (i, "worksheet", f"{i}.xml") for i in ids])
+        self.assertEqual(read("a.xlsx", data, "xl/s1.xml"),
+                         "# s0\n\ns0\n\n# s1\n\n7\n\n# s2\n\ns2")
+        words = "<w:p><w:r><w:t>words</w:t></w:r></w:p>"
+        parts = {f"word/{name}.xml": "<x" for name in ("styles", "numbering", "footnotes")}
+        data = docx(words, members={**parts, "docProps/core.xml": "<"}, links=[
+            (name[5:9], name[5:-4], name[5:]) for name in parts])
+        self.assertEqual(read("a.docx", data, *parts, "docProps/core.xml"), "words")
+        items = "".join(f"<item id='{i}' href='{i}'/><itemref idref='{i}'/>" for i in ids)
+        data = zipped({"META-INF/container.xml": "<c><r full-path='p'/></c>",
+                       "p": f"<p>{items}</p>", **{i: f"<p>{i * 99}" for i in ids}})
+        where = data.index(b"s1") + 6
+        data = data[:where] + b"\xff" * 4 + data[where + 4 :]
+        self.assertEqual(read("a.epub", data, "s1"), f"{'s0' * 99}\n\n{'s2' * 99}")
+        self.assert_refused(docx("", members=parts, links=[("s", "styles", "styles.xml")]),
+                            "damaged.*word/styles.xml")
+
     def test_any_damage_is_one_sentence(self):
         good = docx("<w:p><w:r><w:t>some words</w:t></w:r></w:p>" * 9)
         random.seed(7)
