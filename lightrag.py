@@ -944,7 +944,8 @@ class StorageError(LightragError):
 
 # What reading JSON may raise that somebody else wrote, and of which any part may be of
 # any type.
-MISSHAPEN = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+MISSHAPEN = (ValueError, LookupError, TypeError, AttributeError, RecursionError,
+             OverflowError)
 
 
 # =============================================================================
@@ -8545,7 +8546,7 @@ def _character_regex(word, inside):
 
 
 def _set_regex(body):
-    """Translate the inside of [...]; empty when a class in it is unknown."""
+    """Translate the inside of [...]; empty when it has none, or an unknown class."""
     negated, out = body[:1] in ("!", "^"), []
     for name, first, last in _SET_PARTS.findall(body[negated:]):
         if first:
@@ -8556,7 +8557,7 @@ def _set_regex(body):
             out.append(_POSIX_SETS[name])
         else:
             return ""
-    return f"(?!/)[{'^' * negated}{''.join(out)}]"
+    return f"(?!/)[{'^' * negated}{''.join(out)}]" if out else ""
 
 
 @cache
@@ -10628,7 +10629,7 @@ def parse_knowledge(data):
             roots = [{key: str(root[key]) for key in ("source", "chunker")}
                      for root in whole["roots"]]
             return roots, [document_of(record) for record in whole["documents"]]
-    except (KeyError, TypeError, RecursionError) as error:
+    except (KeyError, TypeError, RecursionError, OverflowError) as error:
         raise ValueError(f"its shape is wrong: {error!r}") from None
     raise StorageError(
         f"knowledge.json has version {version}, this lightrag.py reads "
@@ -10640,7 +10641,7 @@ def parse_line(line):
     """Return the Document of one line; raises ValueError when it is damaged."""
     try:
         return document_of(json.loads(line.decode("utf-8")))
-    except (KeyError, TypeError, RecursionError) as error:
+    except (KeyError, TypeError, RecursionError, OverflowError) as error:
         raise ValueError(f"its shape is wrong: {error!r}") from None
 
 
@@ -11656,6 +11657,16 @@ def fact_of(record):
     return fact
 
 
+def fact_number(fact):
+    """Return the number in an id of ours, 0 for an id that somebody else gave.
+
+    >>> [fact_number(Fact(name, "fact", "x", "user", "")) for name in ("m7", "port")]
+    [7, 0]
+    """
+    found = re.fullmatch(r"m(\d{1,9})", fact.id)
+    return int(found[1]) if found else 0
+
+
 def is_near_duplicate(one, other):
     """Tell whether two facts say the same: nearly the same words, the same numbers.
 
@@ -11703,8 +11714,8 @@ class Memory:
                     f"reads {MEMORY_VERSION}: get a newer copy"
                 )
             facts = [fact_of(record) for record in whole["facts"]]
-            changes = [[[fact_of(record) for record in side] for side in change]
-                       for change in whole.get("changes", [])]
+            changes = [[[fact_of(record) for record in side] for side in (gone, come)]
+                       for gone, come in whole.get("changes", [])]
         except MISSHAPEN as error:
             kept = keep_aside(self.path)
             self.notices.append(
@@ -11747,7 +11758,7 @@ class Memory:
 
     def _swap(self, going, coming):
         kept = [fact for fact in self.facts if fact not in going]
-        self.facts = sorted([*kept, *coming], key=lambda fact: int(fact.id[1:]))
+        self.facts = sorted([*kept, *coming], key=fact_number)
 
     def add(self, text, kind="fact", source="user"):
         """Keep one fact; one that says the same already is renewed, not doubled.
@@ -11767,7 +11778,7 @@ class Memory:
 
         def _pick():
             twins = [f for f in self.facts if is_near_duplicate(f.text, text)]
-            number = 1 + max((int(f.id[1:]) for f in self._all_ever()), default=0)
+            number = 1 + max(map(fact_number, self._all_ever()), default=0)
             name = twins[0].id if twins else f"m{number}"
             fact = Fact(name, kind, text, source, utc_text(self._clock()))
             return twins, [fact], fact

@@ -5125,6 +5125,8 @@ class Test38Paths(unittest.TestCase):
         ("[\\]]x", "]x", False, True),
         ("x[/]y", "x/y", False, False),
         ("[abc", "[abc", False, False),
+        ("[]", "[]", False, False),
+        ("x[!]", "xa", False, False),
         ("trailing\\", "trailing", False, False),
         ("\\#x", "#x", False, True),
         ("#x", "#x", False, False),
@@ -6896,6 +6898,15 @@ class Test47Format(unittest.TestCase):
             with self.subTest(new=new), self.assertRaises(ValueError):
                 lr.parse_line(good.replace(old, new, 1))
 
+    def test_a_head_of_any_shape_is_damaged_or_newer(self):
+        head = '{"format": "lightrag/knowledge", "version": %s, "roots": [], "documents": []}'
+        for version, error in (("1e999", ValueError), ("NaN", ValueError),
+                               ("null", ValueError), ("[]", ValueError),
+                               ('"x"', ValueError), ("2", lr.StorageError),
+                               ("2.0", lr.StorageError), ('"3"', lr.StorageError)):
+            with self.subTest(version), self.assertRaises(error):
+                lr.parse_knowledge((head % version).encode())
+
 
 # =============================================================================
 # 48. Store
@@ -7841,7 +7852,9 @@ class Test51Memory(Folder):
         os.makedirs(self.home)
         path = os.path.join(self.home, "memory.json")
         for data in (b"", b"{", b"[]", b'{"format": "lightrag/memory"}',
-                     b'{"format": "lightrag/memory", "version": 1, "facts": [{}]}'):
+                     b'{"format": "lightrag/memory", "version": 1, "facts": [{}]}',
+                     b'{"format": "lightrag/memory", "version": 1e999, "facts": []}',
+                     b'{"format": "lightrag/memory", "version": 1, "facts": [], "changes": [[]]}'):
             with self.subTest(data):
                 with open(path, "wb") as file:
                     file.write(data)
@@ -7867,6 +7880,22 @@ class Test51Memory(Folder):
         with self.assertRaisesRegex(lr.StorageError, "newer copy"):
             memory.add("beta")
         self.assertEqual(self.bytes_of(path), later)
+
+    def test_ids_that_somebody_else_gave(self):
+        path = os.path.join(self.home, "memory.json")
+        for name in ("", "m", "port", "m-1", "中", "m" + "9" * 5000):
+            with self.subTest(name[:9]):
+                fact = {"id": name, "type": "fact", "text": "alpha", "source": "user",
+                        "created_at": ""}
+                self.write(path, json.dumps({
+                    "format": "lightrag/memory", "version": 1, "facts": [fact],
+                    "changes": [[[], [fact]]]}))
+                memory = self.memory()
+                self.assertEqual((memory.add("beta").id, memory.notices), ("m1", []))
+                self.assertEqual(memory.remove(name).text, "alpha")
+                for _ in range(3):
+                    memory.undo()
+                self.assertEqual(self.memory().facts, [])
 
     def test_STO_3_two_processes_lose_nothing(self):
         code = (
