@@ -12931,11 +12931,24 @@ def plan_below(root, source):
 
 
 def files_below(root, glob):
-    """Yield the Found of each file below the root that a glob names, as in_scope."""
-    root, scopes = os.path.realpath(root), [glob] if glob else []
+    """Yield the Found of each file below the root that a glob names, as globs_of."""
+    root, scopes = os.path.realpath(root), globs_of(glob) if glob else []
     for item in walk_folder(root, root):
         if isinstance(item, Found) and in_scope(item.source, scopes):
             yield item
+
+
+def globs_of(glob):
+    """Return the scopes that a glob means to those who search code.
+
+    >>> globs_of("./src/*.{c,h}"), globs_of("a.py")
+    (['src/*.c', 'src/*.h'], ['a.py', '**/a.py'])
+    """
+    glob = glob.replace("\\", "/").removeprefix("./").lstrip("/") or "."
+    head, _, rest = glob.partition("{")
+    either, closed, tail = rest.partition("}")
+    globs = [head + part + tail for part in either.split(",")] if closed else [glob]
+    return globs + ["**/" + name for name in globs if "/" not in name and name != "."]
 
 
 # Runs in a process of its own: a regex that backtracks without end holds the
@@ -12959,9 +12972,12 @@ for path in paths:
             break
         except UnicodeDecodeError:
             pass
+    text = text.replace("\\r\\n", "\\n").replace("\\r", "\\n")
     for number, line in enumerate(text.split("\\n"), 1):
-        if fits(line):
-            print(json.dumps([path, number, line[:1000]]), flush=True)
+        found = fits(line)
+        if found:
+            start = max(0, found.start() - 60) if len(line) > 300 else 0
+            print(json.dumps([path, number, line[start:start + 1000]]), flush=True)
             left -= 1
             if not left:
                 sys.exit()
@@ -13131,11 +13147,16 @@ def search_files(box, arguments):
         return f"A pattern has 1 to {PATTERN_CHARS_MAX} characters."
     if not arguments.get("regex"):
         pattern = re.escape(pattern)
+    import warnings
     try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
+        with warnings.catch_warnings():     # [[:space:]] is a set of signs to Python
+            warnings.simplefilter("error")
+            re.compile(pattern)
+    except (re.error, RecursionError, OverflowError, Warning) as error:
         return f"Not a regular expression: {error}. Without regex it is plain text."
     found = list(files_below(box.knowledge.root, arguments.get("glob")))
+    if not found:
+        return "No file fits the glob; list_files shows what there is."
     paths = {file.path: file.source for file in found if file.size <= GREP_BYTES_MAX}
     fold = arguments.get("ignore_case", False)
     rows, problem = grep(pattern, fold, list(paths))

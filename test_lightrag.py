@@ -9685,8 +9685,27 @@ class Test56Reach(AgentCase):
                 self.assertIn("did you mean src/retry.py?", self.run_tool("read_file", path=path))
         self.assertIn("list_files", self.run_tool("read_file", path="src/none.py"))
 
+    def test_lines_end_as_everywhere_and_a_long_one_is_shown_where_it_fits(self):
+        self.write("w/crlf.txt", "first limit\r\nsecond line\r\n")
+        self.write("w/cr.txt", "one\rtwo limit\r")
+        self.write("w/min.js", "var a=1;" * 20_000 + "needle();" + "var b=2;" * 20_000)
+        text = self.run_tool("search_files", pattern="limit$", regex=True)
+        self.assertIn("w/cr.txt:2: two limit\nw/crlf.txt:1: first limit\n", text)
+        self.assertIn("w/crlf.txt:2", self.run_tool("search_files", pattern="^second line$",
+                                                    regex=True))
+        self.assertIn("needle();", self.run_tool("search_files", pattern="needle"))
+
+    def test_globs_mean_what_they_mean_to_others(self):
+        for glob in ("*.py", "**/*.py", "src/*.{py,js}", "./src", "src/", "/src/*.py", "src\\*.py",
+                     "retry.py", "{src,lib}/**/*.py"):
+            with self.subTest(glob):
+                text = self.run_tool("search_files", pattern="RETRY_LIMIT", glob=glob)
+                self.assertIn("src/retry.py:1", text)
+                self.assertIn("src/retry.py", self.run_tool("list_files", glob=glob))
+        self.assertIn("No file fits", self.run_tool("search_files", pattern="x", glob="*.rb"))
+
     def test_SRC_1_bad_patterns_are_sentences(self):
-        for pattern in ("(", "x" * 10_001, ""):
+        for pattern in ("(", "x" * 10_001, "", "[[:space:]]x"):
             with self.subTest(pattern[:3]):
                 text = self.run_tool("search_files", pattern=pattern, regex=True)
                 self.assertRegex(text, "Not a regular expression|characters")
