@@ -228,6 +228,7 @@ def by_name(kinds):
 
 # Choices, Arguments
 BUDGET_TOKENS_MIN = 500     # below it no passage has room
+NUMBER_MAX = 999_999_999    # of any setting: so many of anything are no limit
 PREFIX_WAYS = ("auto", "none", "input_type")
 WEB_PORT = 8719
 
@@ -1037,17 +1038,27 @@ def _setting(name, value, where):
     try:
         if kind is bool:
             return SWITCHES[str(value).lower()]
-        if kind is int:
-            if int(value) < least:
-                raise ValueError
-            return int(value)
-        if isinstance(value, str) and (not words or value in words):
+        if kind is int and (number := number_of(value, least)) is not None:
+            return number
+        if kind is str and isinstance(value, str) and (not words or value in words):
             return value
-    except (KeyError, ValueError, TypeError):
+    except KeyError:
         pass
-    wanted = {bool: "1 or 0", int: f"a number from {least}",
+    wanted = {bool: "1 or 0", int: f"a number from {least} to {NUMBER_MAX}",
               str: ", ".join(words) or "a text"}[kind]
     raise ConfigError(f"{where} wants {wanted}")
+
+
+def number_of(value, least, most=NUMBER_MAX):
+    """Return the whole number that a flag or a setting gives, None if it is none.
+
+    >>> number_of("07", 1), number_of("-1", 0), number_of("9" * 5000, 0)
+    (7, None, None)
+    """
+    digits = str(value)
+    if digits.isascii() and digits.isdecimal() and len(digits) <= len(str(most)):
+        return int(digits) if least <= int(digits) <= most else None
+    return None
 
 
 def settings_text(place):
@@ -8690,6 +8701,7 @@ def wire_url(url):
         if not host.isascii():
             host = host.encode("idna").decode("ascii")
         valid = parts.scheme in ("http", "https") and re.fullmatch(r"[\w.:%-]+", host)
+        path, query = (quote(p, "%/:=&?~+!$,;'@()*") for p in (parts.path, parts.query))
     except ValueError:      # a port that is no number, half an IPv6 address, ...
         valid = False
     if not valid:
@@ -8697,7 +8709,6 @@ def wire_url(url):
     login = parts.netloc.rpartition("@")[0]
     host = f"[{host}]" if ":" in host else host
     netloc = f"{host}:{port}" if port else host
-    path, query = (quote(p, "%/:=&?~+!$,;'@()*") for p in (parts.path, parts.query))
     return urlunsplit((parts.scheme, netloc, path or "/", query, "")), login
 
 
@@ -9765,9 +9776,13 @@ def proxy_for(url, network):
 
         if proxy_bypass(host):
             return "", ""
-    if not address.startswith("http://"):
+    try:
+        usable = address.startswith("http://") and wire_url(address)
+    except SourceError:
+        usable = False
+    if not usable:
         raise ConfigError(
-            f"{name} is {shown_url(address)}, but only http:// proxies can be used;"
+            f"{name} is {shown_url(address)}, but only an http://host:port can be used;"
             f" name one in {scheme.upper()}_PROXY, or put {host} into NO_PROXY"
         )
     return address, name
@@ -15352,7 +15367,7 @@ def make_vectors(knowledge, options, console, home=""):
 
 # =============================================================================
 # 71. Arguments -- the words of a command line to a command and its options [pure]
-#    Uses: Settings, Errors, Prose, Chunks, Permissions
+#    Uses: Settings, Errors, Choices, Prose, Chunks, Permissions
 # =============================================================================
 
 # A table says what may be typed, and one reader serves the shell and the prompt.  Not
@@ -15370,6 +15385,7 @@ class Option:
     default: object = None
     repeated: bool = False
     least: int | None = None    # for a number: the smallest that makes sense
+    most: int = NUMBER_MAX
     choices: tuple = ()
 
     @property
@@ -15462,6 +15478,8 @@ def _take_option(word, words, known, fields):
         if not words or words[0].startswith("--"):
             raise UsageError(f"{name} wants a value: {name} {option.value}")
         value = words.pop(0)
+    if not value and option.default:    # an empty --bind would let everybody in
+        raise UsageError(f"{name} wants a value: {name} {option.value}")
     value = _checked(option, name, value)
     earlier = fields.get(option.field, ())
     fields[option.field] = (*earlier, value) if option.repeated else value
@@ -15475,9 +15493,11 @@ def _checked(option, name, value):
         raise UsageError(unknown(f"{name} value", value, option.choices))
     if option.least is None:
         return value
-    if not value.isascii() or not value.isdecimal() or int(value) < option.least:
-        raise UsageError(f"{name} wants a number from {option.least}, not {value!r}")
-    return int(value)
+    number = number_of(value, option.least, option.most)
+    if number is None:
+        raise UsageError(f"{name} wants a number from {option.least} to {option.most}, "
+                         f"not '{one_line(value, 60)}'")
+    return number
 
 
 def _check_count(name, arguments, free):
@@ -15556,7 +15576,8 @@ ANSWERING = (
     Option("--max-steps N", "tool steps at most; 0 = retrieve, answer", least=0),
 )
 LISTENING = (
-    Option("--port N", "where to listen; 0 = a free one", WEB_PORT, least=0),
+    Option("--port N", "where to listen; 0 = a free one", WEB_PORT, least=0,
+           most=0xFFFF),
     Option("--bind ADDRESS", "let others in, by a token", "127.0.0.1"),
 )
 SHARED = (

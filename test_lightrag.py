@@ -5302,7 +5302,8 @@ class Test39Addresses(unittest.TestCase):
 
     def test_what_is_no_address(self):
         for url in ("", "a.test", "file:///etc/passwd", "ftp://a.test/", "http://",
-                    "http://a.test:port/", "http://[::1", "http://a b/", "http:///x"):
+                    "http://a.test:port/", "http://[::1", "http://a b/", "http:///x",
+                    "http://a.test/\ud800", "http://a.test/?\udcff", "http://\udcff/"):
             with self.subTest(url), self.assertRaises(lr.SourceError):
                 lr.wire_url(url)
 
@@ -6001,6 +6002,15 @@ class Test43Network(unittest.TestCase):
         self.assertIn("ALL_PROXY", str(caught.exception))
         self.assertIn("HTTPS_PROXY", str(caught.exception))
         self.assertNotIn("secret", str(caught.exception))
+
+    def test_what_can_be_no_proxy_names_its_variable(self):
+        for address in ("http://[::1", "http://", "http://:3128", "http://p:port", "[::1",
+                        "http://p:99999", "http://a b:1", "https://p:1", "p:x"):
+            with self.subTest(address), self.assertRaises(lr.ConfigError) as caught:
+                self.proxy("http://x/", HTTP_PROXY=address)
+            self.assertIn("HTTP_PROXY is http", str(caught.exception))
+        self.assertEqual(self.proxy("http://x/", HTTP_PROXY="[::1]:3"),
+                         ("http://[::1]:3", "HTTP_PROXY"))
 
     def test_a_bad_certificate_file_names_its_variable(self):
         for path in (FILE, FILE + ".missing"):
@@ -10266,6 +10276,25 @@ class Test04Choices(unittest.TestCase):
             with self.subTest(named), self.assertRaisesRegex(lr.ConfigError, named):
                 lr.read_settings(environ, config)
 
+    def test_every_number_is_whole_and_bounded(self):
+        for name, choice in lr.CHOICES.items():
+            if type(choice.default) is not int:
+                continue
+            variable = lr.SETTING_VARIABLES[name][0]
+            for value in ("nan", "inf", "-1", "+5", "1_0", "1.5", "1e3", "５", "0x10",
+                          "9" * 10, "9" * 400, "9" * 5000):
+                with self.subTest(variable, value=value[:9]), \
+                        self.assertRaisesRegex(lr.ConfigError, f"{variable} wants a number"):
+                    lr.read_settings({variable: value}, {})
+            for value in (True, 1.5, math.inf, math.nan, -1, 10**400, [], {}):
+                with self.subTest(name, value=str(value)[:9]), \
+                        self.assertRaisesRegex(lr.ConfigError, f"{name} in config.json"):
+                    lr.read_settings({}, {name: value})
+            self.assertEqual(lr.read_settings({variable: " 0999 "}, {name: 777})
+                             ._asdict()[name], 999)
+            self.assertEqual(lr.read_settings({variable: ""}, {name: "777"})
+                             ._asdict()[name], 777)
+
 
 # =============================================================================
 # 69. Consent
@@ -10392,6 +10421,7 @@ COMMANDS = {
     "sync": lr.Command(None, "[SOURCE...]", "again"),
     "show": lr.Command(None, "SOURCE", "one"),
     "list": lr.Command(None, "", "all"),
+    "serve": lr.Command(None, "", "serve", lr.LISTENING),
 }
 
 
@@ -10436,7 +10466,7 @@ class Test71Arguments(unittest.TestCase):
     def test_mistakes_name_what_was_meant(self):
         cases = [
             ("lst", "did you mean list?"), ("ad x", "did you mean add?"),
-            ("zzzz", "there are add, list, show, sync"), ("add a --jsn", "mean --json?"),
+            ("zzzz", "there are add, list, serve, show, sync"), ("add a --jsn", "mean --json?"),
             ("add a --yess", "there are --chunker"), ("add a -x", "there are --chunker"),
             ("add a --bogus", "there are --chunker"), ("add a --sorce", "mean --source?"),
             ("what is the limit", "(a question goes behind ask)"),
@@ -10451,6 +10481,9 @@ class Test71Arguments(unittest.TestCase):
             ("add a -yk", "-y takes no value"), ("--home --json list", "wants a value"),
             ("add a --chunker cod", "did you mean code?"),
             ("add a --max-steps", "--max-steps N"), ("x\x1b[2J", "'x\\x1b[2J'"),
+            ("serve --port 65536", "from 0 to 65535, not '65536'"), ("serve --port -1", "65535"),
+            ("add a -k " + "9" * 5000, "to 999999999, not '9"), ("add a -k +1", "not '+1'"),
+            ("serve --bind=", "--bind wants a value"),
         ]
         for line, sentence in cases:
             with self.subTest(line), self.assertRaises(lr.UsageError) as caught:
