@@ -17012,7 +17012,8 @@ class Prompt:
             return self._ahead.pop(0)
         if self._ended:
             raise EOFError
-        return mend(self.console.read_line(prompt), self.console.stdin.encoding)
+        line = mend(self.console.read_line(prompt), self.console.stdin.encoding)
+        return ESCAPE_SEQUENCE.sub("", line)    # arrow keys, where nothing edits lines
 
     def _read_ahead(self):
         """Read the next line if it is there already; -> whether it is."""

@@ -11806,6 +11806,10 @@ class Test84Prompt(unittest.TestCase):
         self.assertEqual(self.play(["one", "two", "/rag", "three"])[1],
                          ["one\ntwo", ("/rag", ""), "three"])
 
+    def test_keys_that_no_line_editor_took_are_no_part_of_a_question(self):
+        self.assertEqual(self.play("\x1b[A\x1b[Bwhat is it?", "\x1b[200~/rag\x1b[201~")[1],
+                         ["what is it?", ("/rag", "")])
+
     def test_TRM_3_blocks(self):
         quotes = '"""'
         for typed in ((quotes, "a", "", "b", quotes), (quotes + "a", "", "b" + quotes),
