@@ -1642,6 +1642,8 @@ TITLE_MARKUP = Pattern(
     r"!?\[([^\[\]]*)\](?:\([^()]*\)|\[[^\[\]]*\])|</?[A-Za-z][^<>]*>"
     r"|[ \t]*\{[#.:][^{}]*\}$|\*\*|`|\\(?=[!-/:-@\[-`{-~])"
 )
+TABLE = Pattern(r"(?:^[^\n|]*\|[^\n]*(?:\n|\Z)){3,}", re.MULTILINE)
+NUMBER_CELL = Pattern(r"(?:^|[,;\t])[\s\d.]+(?:$|[,;\t])")
 RST_RULE = Pattern(r"([!-/:-@\[-`{-~])\1{2,}$")
 
 
@@ -1812,6 +1814,26 @@ def _rst_marks(text):
             styles.append(style)
         yield lines[i - 1 - over][0], None, styles.index(style) + 1, \
             plain_title(title.strip())
+
+
+def tables_of(text):
+    """Return [(start, end, names of the columns)] of the tables of a Markdown text.
+
+    "" for names where nothing says that the first row holds them.
+    >>> [names for *_, names in tables_of("| of | port |\\n|---|---|\\n| a | 1 |\\n")]
+    ['of, port']
+    >>> tables_of("a | b\\nc | d\\ne | f")
+    [(0, 17, '')]
+    """
+    tables = []
+    for match in TABLE.finditer(text):
+        first, second, *_ = match[0].split("\n")
+        cells = [cell.strip() for cell in first.strip("| \t").split("|")]
+        named = re.fullmatch(r"[-:| \t]+", second) or len(cells) > 2
+        if any(map(NUMBER_CELL.fullmatch, cells)) or not named:
+            cells = []
+        tables.append((*match.span(), plain_title(", ".join(filter(None, cells)))))
+    return tables
 
 
 def plain_title(title):
@@ -2477,7 +2499,6 @@ class Chunk:
 
 
 LETTER = Pattern(r"[^\W_]")
-NUMBER_CELL = Pattern(r"(?:^|[,;\t])[\s\d.]+(?:$|[,;\t])")
 
 
 def cut(text, kind="text", chunker="auto", size=CHUNK_CHARS_MAX, overlap=CHUNK_OVERLAP,
@@ -2528,7 +2549,19 @@ def by_heading(text, kind, limits):
     stops = _prose_stops(text)
     pieces = _along(blocks, len(text), limits,
                     lambda start, end: spans_of_text(text, start, end, limits, *stops))
-    return _pack(text, pieces, limits, _one_section)
+    return _under_columns(text, _pack(text, pieces, limits, _one_section))
+
+
+def _under_columns(text, blocks):
+    """Put what goes on with a table under the names of its columns, too."""
+    tables = tables_of(text)
+    starts = [start for start, _, _ in tables]
+    for number, block in enumerate(blocks):
+        i = bisect_left(starts, block.start) - 1
+        if i >= 0 and block.start < tables[i][1] and not block.whole:
+            path = filter(None, (block.heading, tables[i][2]))
+            blocks[number] = block._replace(heading=" > ".join(path))
+    return blocks
 
 
 def by_definition(text, kind, limits):
@@ -5835,8 +5868,12 @@ def _grouped(pieces, hit):
     """Yield (spans, headings above) of each excerpt that the pieces of a hit make."""
     text, above = hit.text, hit.heading
     head, i = None, 0       # head: (what it stands over, start, end)
+    columns = above.rpartition(" > ")[2].split(", ")
+    headless = len(columns) > 1     # until a table ends whose head is in a chunk before
     while i < len(pieces):
         what, start, end = pieces[i]
+        cells = text[start:end].strip("| ").count("|") + 1
+        headless = headless and what == "row" and cells >= len(columns)
         after = _after_group(pieces, i, text)
         group = [piece[0] for piece in pieces[i:after]]
         whole = (start, pieces[after - 1][2])
@@ -5847,6 +5884,8 @@ def _grouped(pieces, hit):
             above, head = hit.heading if own else text[start:end], None
         elif head and head[0] == group[-1] and "signature" not in group:
             yield (head[1:], whole), above
+        elif headless:
+            yield (whole,), above
         elif what == "row" and (last := _after_run(pieces, i + 1, start)) > i + 1:
             yield ((start, pieces[last - 1][2]),), above    # its head alone is none
             head = ("row", *whole)

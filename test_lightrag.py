@@ -1592,6 +1592,22 @@ class Test11Chunks(unittest.TestCase):
         header = re.compile(lr.DATA_SYNTAXES["toml"].header)
         self.assertLess(growth(lambda count: header.match("[" + " " * count), 4_000), LINEAR)
 
+    def test_a_table_that_goes_on_stands_under_its_columns(self):
+        rows = "".join(f"| svc{n:03d} | {8000 + n} | team{n % 7} |\n" for n in range(200))
+        ruled = "| service | port | owner |\n|---|---|---|\n" + rows
+        plain_rows = ruled.replace("|---|---|---|\n", "").replace("\n| ", "\n").replace(" |\n", "\n")
+        for table, names in (
+            (ruled, "service, port, owner"), (plain_rows[2:], "service, port, owner"),
+            (rows, ""), (re.sub(r"\| team\d ", "", rows).replace("8000", "x"), ""),
+        ):
+            with self.subTest(table[:40]):
+                text = f"# A\n\nLead.\n\n{table}\n## B\n\nEnd."
+                chunks = lr.cut(text, "markdown")
+                wanted = f"A > {names}" if names else "A"
+                self.assertEqual({c.heading for c in chunks[1:-1]}, {wanted})
+                self.assertEqual((chunks[0].heading, chunks[-1].heading), ("A", "A > B"))
+        self.assertEqual({c.heading for c in lr.cut(f"~~~\n{ruled[:2000]}~~~\n", "markdown")}, {""})
+
     def test_a_subject_begins_where_a_chunk_does(self):
         text = ("# A\n\nOne is here. Two is here.\n\n```\ncode 1\n\ncode 2\n```\n\n"
                 "## B\n\nThree.\n\nFour.\n")
@@ -3394,6 +3410,20 @@ class Test24Excerpts(unittest.TestCase):
             with self.subTest(kind=kind, text=text):
                 found = lr.excerpts_of(hit_of(text, kind=kind))
                 self.assertEqual([excerpt.text() for excerpt in found], expected)
+
+    def test_the_first_row_of_a_table_that_goes_on_is_no_head(self):
+        rows = "| Team | 25 |\n| Firm | 90 |"
+        for heading, expected in (("A > plan, seats", ["| Team | 25 |", "| Firm | 90 |"]),
+                                  ("A", [rows, rows])):
+            found = lr.excerpts_of(hit_of(rows, kind="markdown", heading=heading))
+            self.assertEqual([excerpt.text() for excerpt in found], expected)
+        table = "| service | port |\n|---|---|\n" + "".join(
+            f"| svc{n:03d} | {8000 + n} |\n" for n in range(200))
+        knowledge = lr.Knowledge(None)
+        knowledge.add_text("# Services\n\n" + table, source="a.md")
+        question = "Which port has svc157?"
+        found = lr.extract(question, knowledge.search(question), knowledge.idf)
+        self.assertEqual(found.text, "| svc157 | 8157 | [1]")
 
     def test_the_key_of_a_line_stands_before_its_colon(self):
         for text, key in (
