@@ -368,6 +368,7 @@ RECENT_SHARE = 0.4
 SHORTEST_TOKENS = 40        # a result is not cut further: less tells nothing
 
 # Paths, Addresses, Files, Folders
+UNNAMEABLE = Pattern("[\0\ud800-\udc7f\udd00-\udfff]")  # NUL, half a character, no byte
 PATH_CHARS_MAX = 4096       # no path is longer, so a longer rule matches nothing
 SECRET_CHARS_MIN = 6        # a shorter key is a placeholder, and part of other words
 FILE_BYTES_MAX = 64 << 20   # a local file; no text that people read is larger
@@ -8675,14 +8676,14 @@ def confine(root, path, flavour=posixpath):
     path     str, from anyone: relative to the root, or absolute
     flavour  posixpath or ntpath, the rules to judge by
     ->       tuple[str, ...], () for the root itself
-    Raises   DeniedError when the path is empty, holds a NUL, leaves the root, or is no
+    Raises   DeniedError when the path can name nothing, leaves the root, or is no
              plain file name (drives, network shares, Windows devices and streams)
 
     >>> confine("/r", "a/../b/c.md")
     ('b', 'c.md')
     """
-    if not path or "\0" in path:
-        raise DeniedError("a path must not be empty or hold a NUL character")
+    if not path or UNNAMEABLE.search(path):
+        raise DeniedError("a path must not be empty or hold a NUL or half a character")
     base = _names(root, flavour)
     names = _names(flavour.join(root, path), flavour)
     folded = [flavour.normcase(name) for name in names[: len(base)]]
@@ -9685,7 +9686,7 @@ def resolve_below(root, path):
     Raises DeniedError when it leads out of the root, by letters or by links
     """
     root = os.path.realpath(root)
-    if os.path.isabs(path) and "\0" not in path:
+    if os.path.isabs(path) and not UNNAMEABLE.search(path):
         path = os.path.realpath(path)
     names = confine(root, path, os.path)
     real = os.path.realpath(os.path.join(root, *names))
@@ -10339,7 +10340,7 @@ def plan_sources(arguments, root, cwd):
 
 def _plan_one(plan, argument, root, cwd):
     """Put what one argument names into the plan."""
-    if not argument or "\0" in argument:
+    if not argument or UNNAMEABLE.search(argument):
         raise SourceError("not the name of anything")
     if argument == "-":
         plan.candidates.append(Candidate("-"))
@@ -13245,7 +13246,7 @@ def recent_changes(box, arguments):
 
 # =============================================================================
 # 58. Tools -- a table of what the agent can do
-#    Uses: Settings, Errors, Context, Sources, Ingest, Memory, Reach, Lookup
+#    Uses: Settings, Errors, Prose, Context, Sources, Ingest, Memory, Reach, Lookup
 # =============================================================================
 
 # One table says what the agent can do: when to use each tool, what it takes, whether it
@@ -13281,13 +13282,21 @@ def checked_arguments(tool, arguments):
         reader = ARGUMENT_READERS[schema["type"]]
         try:
             checked[name] = reader(value)
-        except (TypeError, ValueError, LookupError):
-            raise UsageError(f"{name} is to be a {schema['type']}, not {value!r}"
-                             ) from None
+        except MISSHAPEN:
+            raise UsageError(f"{name} is to be of type {schema['type']}, not "
+                             + one_line(repr(value), NAMED_CHARS_MAX)) from None
+        if UNNAMEABLE.search(str(value)):
+            raise UsageError(f"{name} holds a NUL or half a character: leave it out")
         allowed = schema.get("enum", [checked[name]])
         if checked[name] not in allowed:
             raise UsageError(f"{name} is to be one of {', '.join(allowed)}")
     return checked
+
+
+def own_fault(error):
+    """Return what a model is told of an error that is no LightragError."""
+    return (f"an error of lightrag itself ({type(error).__name__}); try other "
+            "arguments, or do without it")
 
 
 def _read_string(value):
@@ -13952,7 +13961,7 @@ class Calls:
         except LightragError as error:
             return f"{tool.name} failed: {error}", False
         except Exception as error:  # noqa: BLE001 -- a defect must not end the chat
-            return f"{tool.name} failed: {type(error).__name__}", False
+            return f"{tool.name} failed: {own_fault(error)}", False
 
 
 def bounded(calls):
@@ -18905,9 +18914,10 @@ class Visit:
     def change(self, body):
         """Add, sync or remove sources as a stream: permission, progress, done."""
         sources, what = body.get("sources", []), self.path.rpartition("/")[2]
-        texts = isinstance(sources, list) and all(isinstance(s, str) for s in sources)
-        if not texts:
-            raise UsageError('"sources" is to be a list of texts')
+        named = isinstance(sources, list) and all(
+            isinstance(s, str) and s and not UNNAMEABLE.search(s) for s in sources)
+        if not named:
+            raise UsageError('"sources" is to be a list of names')
         if not sources and what != "sync":
             raise UsageError('"sources" is empty')
         with self.streaming() as stream:
@@ -19319,7 +19329,7 @@ class Mcp:
         except LightragError as error:
             return f"{tool.name} failed: {error}", True
         except Exception as error:  # noqa: BLE001 -- a defect must not end the session
-            return f"{tool.name} failed: {type(error).__name__}", True
+            return f"{tool.name} failed: {own_fault(error)}", True
 
     def _run(self, tool, arguments, progress):
         arguments = checked_arguments(tool, arguments)

@@ -9298,8 +9298,26 @@ class Test64Agent(AgentCase):
             found = lr.checked_arguments(tool, {"pattern": "x", "regex": value})
             self.assertEqual(found["regex"], wanted)
         for value in ("maybe", [], ""):
-            with self.assertRaisesRegex(lr.UsageError, "to be a boolean"):
+            with self.assertRaisesRegex(lr.UsageError, "type boolean"):
                 lr.checked_arguments(tool, {"pattern": "x", "regex": value})
+
+    def test_TC_4_arguments_of_any_shape_end_in_words(self):
+        calls = self.agent(lambda body: told("")).calls
+        good = {"string": "notes", "integer": 1, "boolean": True}
+        odd = (None, True, -1, 1.5, math.inf, math.nan, 10**400, "", "\0", "\ud800",
+               "notes/\udcff", "http://[::1", "..", "[", "(", "**/" * 50, "9" * 5000, "a\nb",
+               "--output=x", [], {}, [[]], {"a": 1})
+        for name, tool in lr.TOOLS.items():
+            for wrong in tool.properties:
+                for value in odd:
+                    arguments = {argument: good[schema["type"]]
+                                 for argument, schema in tool.properties.items()}
+                    call = lr.Call("i", name, {**arguments, wrong: value}, "")
+                    step = calls.run(call, False)
+                    with self.subTest(name, argument=wrong, value=str(value)[:20]):
+                        self.assertNotRegex(step.result, "Error|Exception|itself")
+                        self.assertGreater(len(step.result), 5)
+                        self.assertLess(len(step.result), 12_000)
 
     def test_the_last_step_has_no_tools(self):
         def _play(body):
@@ -13070,6 +13088,24 @@ class Test93Endpoints(WebCase):
             self.assertRegex(reply[:13], rb"HTTP/1\.[01] [45]\d\d|\{")
             self.assertNotIn(b"<html", reply.lower())
         self.ask()
+
+    def test_bodies_of_any_shape_are_refused(self):
+        self.serve()
+        odd = (None, True, 0, 1.5, math.inf, "x", "\0", "\ud800", [[]], [{}], [None], [1], [""],
+               ["\0"], ["notes", "\ud800"], {"a": {"b": []}}, [{"role": "user"}],
+               [{"role": "user", "content": 7}], [{"role": [], "content": "x"}])
+        for path, field in (("/api/add", "sources"), ("/api/sync", "sources"),
+                            ("/api/remove", "sources"), ("/api/permission", "id"),
+                            ("/api/ask", "question"), ("/v1/chat/completions", "messages")):
+            for value in odd:
+                if field == "question" and isinstance(value, str):
+                    continue
+                with self.subTest(path=path, value=value):
+                    status, said = self.post(path, {field: value})
+                    self.assertIn(status, (400, 404))
+                    self.assertNotIn("an error of", said["error"]["message"])
+        for question in ("\0", "\ud800", "a\0b\udcff?"):
+            self.assertEqual(self.ask(question)[-1][0], "done")
 
     def test_WEB_3_headers_and_then_nothing(self):
         self.serve()
