@@ -3479,6 +3479,10 @@ class QueryTerm:
     is_late: bool       # a sign of a pair: it only orders the finalists
 
 
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+LOWER_WORD = Pattern(r"(?<![\w.'/@:-])[a-z]{5,}(?![\w'/@:(-]|\.\w)")
+
+
 class Index:
     """Finds chunks by BM25F; documents are numbers that the caller chooses.
 
@@ -3593,6 +3597,25 @@ class Index:
         total = self._units()       # first: it makes a segment of what is new
         return inverse_frequency(self._find(token)[1], total)
 
+    def corrected(self, query):
+        """Return a query, each misspelt word replaced by the token it is an edit from.
+
+        That is a word no chunk holds; of the tokens near it the commonest is meant.
+        Subtle: a word with a capital or a digit may be a name, and Karen is not Karin.
+        """
+        self.flush()
+        return LOWER_WORD.sub(lambda match: self._corrected(match[0]), query)
+
+    def _corrected(self, word):
+        token = stem(word)
+        if word in STOPS or self._find(token)[1]:
+            return word
+        found = {near: self._find(near)[1]
+                 for spelt in dict.fromkeys((token, word))     # limti, cartriges
+                 for near in one_edit_away(spelt)}
+        best = max(found, key=found.get)
+        return best if found[best] else word
+
     def search(self, query, k, wanted=None):
         """Return the best k as [(score, number, chunk index)].
 
@@ -3600,6 +3623,7 @@ class Index:
         """
         if k < 1:
             return []
+        query = self.corrected(query)
         best, terms, most = [], self.terms(query), max(FINALISTS, 2 * k)
         for i, segment in enumerate(self.segments):
             allowed = None if wanted is None else wanted_units(segment, wanted)
@@ -3637,6 +3661,7 @@ class Index:
                token, and what it gave each hit; a hit's shares add up to its score.
                The last row is of words in the question's form and order.
         """
+        query = self.corrected(query)
         rows, terms, units = [], self.terms(query), []
         for number, chunk in found:
             segment, document = self._place(number)
@@ -3685,6 +3710,22 @@ def trace_gains(query, terms):
 def traced_gains(segment, unit, gains):
     """Return what each trace of a question gives that a unit has too."""
     return [gains[trace] for trace in set(gains).intersection(segment.traces(unit))]
+
+
+def one_edit_away(word):
+    """Return what one edit behind the first letter makes of a word of small letters.
+
+    An edit is a letter more, less or another, or two that change places.
+    Source: Damerau 1964, a technique for computer detection of spelling errors
+    >>> {"toner", "tone", "tonne", "tongre"}.issubset(one_edit_away("tonre"))
+    True
+    """
+    halves = [(word[:i], word[i:]) for i in range(1, len(word) + 1)]
+    edits = [head + tail[1:] for head, tail in halves if tail]
+    edits += [head + tail[1] + tail[0] + tail[2:] for head, tail in halves if tail[1:]]
+    edits += [head + letter + tail[skip:] for head, tail in halves
+              for letter in LETTERS for skip in (0, 1)]
+    return edits
 
 
 def inverse_frequency(held, total):
@@ -11154,8 +11195,7 @@ class Knowledge:
                         raise
                     trusted = False
                 self._reload(trusted)
-            raise StorageError(f"{self.path} changes faster than it can be read; try "
-                               "again when whatever writes it is done")
+            raise StorageError(f"{self.path} changes faster than it is read; wait")
         finally:
             self._guarded = False
 
@@ -11240,6 +11280,10 @@ class Knowledge:
         """
         search = self.hybrid.search if self.hybrid else self.search_words
         return self._sound(lambda: search(query, k, sources, kinds))
+
+    def corrected(self, query):
+        """Return a query as the words are searched: misspelt ones corrected."""
+        return self._sound(lambda: self._base.index.corrected(query))
 
     def search_words(self, query, k=HITS, sources=(), kinds=()):
         """Return the k best chunks by words alone; as search, where nothing else is."""
@@ -14048,7 +14092,7 @@ def reads_as_refusal(text):
 
 def own_words(question, hits, register, knowledge, meant=""):
     """Return the Answer in the documents' own words, marks numbered by the register."""
-    return extract(question, hits, knowledge.idf,
+    return extract(knowledge.corrected(question), hits, knowledge.idf,
                    lambda hit: register.number(hit).n,
                    knowledge.hybrid and knowledge.hybrid.near, meant)
 

@@ -2021,6 +2021,24 @@ def index_of(*texts):
 class Test15Ranking(unittest.TestCase):
     """The best k are those of exhaustive scoring, tie for tie."""
 
+    def test_a_misspelt_word_is_found(self):
+        index = lr.Index()
+        for number, text in enumerate((
+            "The toner cartridge prints 700 pages.", "The warranty is two years.",
+            "Ask Karin for more.", "The cartridge is black.",
+        )):
+            index.add(number, "", text, [lr.Chunk(0, len(text))])
+        for word in ("cartrige", "cartridgge", "catridge", "cartirdge", "cartredge"):
+            with self.subTest(word):
+                found = [number for _, number, _ in index.search(f"toner {word}", 2)]
+                self.assertEqual(found, [0, 3])
+                self.assertEqual([row["chunks"] for row in index.explain(word, [(0, 0)])[:1]],
+                                 [2])
+        for query in ("karen Karen", "warranty", "artridge", "cartr", "docs/waranty.txt",
+                      "waranty()", "x_waranty", "waranty-7", "saturn", "保修waranty"):
+            with self.subTest(query):
+                self.assertEqual(index.corrected(query), query.replace("karen", "karin"))
+
     def test_equals_exhaustive_scoring_while_documents_come_and_go(self):
         for seed in range(3):
             chance, index, documents = random.Random(seed), lr.Index(), {}
@@ -9465,6 +9483,14 @@ class Test64Agent(AgentCase):
         done = self.done(agent, "What is the queue limit?")
         self.assertIn("9 items. [2]", done.answer)
         self.assertEqual(done.citations[0].n, 2)
+
+    def test_an_extract_answers_what_is_misspelt(self):
+        agent = self.agent(None)
+        agent.model = None
+        wanted = self.done(agent, "limit of retries").answer
+        self.assertIn("[1]", wanted)
+        self.assertEqual(self.done(agent, "limti of retries").answer, wanted)
+        self.assertTrue(self.done(agent, "limtxi of orange").refused)
 
     def test_one_shot(self):
         def _play(body):

@@ -96,7 +96,8 @@ def extracts(tool, base, questions):
     needed = tool.coverage_needed(base.idf)
     for question in questions:
         hits = base.search(question["text"], tool.HITS)
-        coverage, excerpts = tool.best_excerpts(question["text"], hits, base.idf)
+        coverage, excerpts = tool.best_excerpts(
+            base.corrected(question["text"]), hits, base.idf)
         shown = tool.lay_out(excerpts) if excerpts else tool.Answer("", True)
         yield coverage - needed, shown
 
