@@ -302,12 +302,13 @@ INDENT_STEPS_MAX = 8        # of lists in lists: what a line can show
 LINK_CHARS_MAX = 300        # a longer address tracks or holds data
 HEAD_BYTES = 8192           # where files say what they are
 DECODE_SAMPLE_BYTES = 1 << 16   # enough to tell Chinese from Western letters
+FEW_SHARE = 0.03            # of single bytes among pairs: Cyrillic words have 0.15
+SOME_SHARE = 0.4            # of kana, or of GB 2312's common half: Big5 has 0.1 and 0.2
+MOST_SHARE = 0.95           # all three are measured: notes/documents.md
 
 # Archive, Office, Sheets, Documents
 ARCHIVE_BYTES_MAX = 128 << 20   # unpacked, all that is read of one file
 ARCHIVE_MEMBERS_MAX = 20_000
-MEMBER_BYTES = 1 << 12      # of that for each member that is opened
-NAMESPACE_CHARS_MAX = 300   # real ones have 80; the parser repeats it for each element
 GAP_CELLS_MAX = 50          # empty cells between two of a row that are shown
 EXTRACT_CHARS_MAX = 20 << 20    # of text from a page or an Office file
 NOTEBOOK_OUTPUT_CHARS = 500     # a result or the head of a table, not a log
@@ -4529,8 +4530,8 @@ HANDLERS = {
 # =============================================================================
 
 # Tried in this order: byte order mark; UTF-16 that shows by its NULs; the label that a
-# server or the text itself declares, if it names an encoding of text; UTF-8; GB18030
-# where the bytes look like it; at last Windows Latin, which fits anything.
+# server or the text itself declares, if it names an encoding of text; UTF-8; what the
+# bytes look like; at last Windows Latin, which fits anything.
 
 BYTE_ORDER_MARKS = (    # subtle: that of UTF-32 LE begins with that of UTF-16 LE
     (b"\xff\xfe\0\0", "utf-32-le"),
@@ -4571,6 +4572,12 @@ TEXT_ENCODING = Pattern(
 # Labels believed only of bytes that are no UTF-8: any bytes fit an encoding with one
 # byte a character, and any even number of bytes one with two.
 PROVES_NOTHING = Pattern(r"cp(125|8)\d+|iso8859-.*|utf-(16|32).*|koi8.*|mac-.*")
+# Encodings with a byte a character, between which only a guess can choose.
+LETTERS_ALONE = {
+    "cp1252": "Windows Latin (cp1252)", "cp1250": "Windows Central European (cp1250)",
+    "iso8859-2": "Latin-2 (iso8859-2)", "cp1251": "Windows Cyrillic (cp1251)",
+    "koi8-r": "Cyrillic (koi8-r)",
+}
 DECLARED_LABEL = Pattern(
     rb"""\A\s*<\?xml\s[^>]*?encoding\s*=\s*["']([\w.:-]+)"""
     rb"""|\A\s*(?=<)(?=.*?<meta\s[^>]*?charset\s*=\s*["']?\s*([\w.:-]+))"""
@@ -4578,9 +4585,31 @@ DECLARED_LABEL = Pattern(
     re.IGNORECASE | re.DOTALL,
 )
 MARKUP_COMMENT = Pattern(rb"<!--.*?-->", re.DOTALL)
-HIGH_PAIR = Pattern(rb"[\x81-\xfe][\x40-\xfe]")
+# Where the common signs of an encoding stand.  A pair begins with a high byte; letters
+# are high bytes one by one, in Cyrillic words alone, in Latin ones between others.
+HIGH = Pattern(rb"[\x80-\xff]")
+HIGH_UNIT = Pattern(rb"[\x81-\xfe](?:[0-9][\x81-\xfe][0-9]|[\x40-\xfe])|[\x80-\xff]")
+HIGH_TRAIL = Pattern(rb"[\x81-\xfe][\xa1-\xfe]")
+SHIFT_JIS_KANA = Pattern(rb"\x82[\x9f-\xf1]|\x83[\x40-\x96]")
+EUC_KANA = Pattern(rb"[\xa4\xa5][\xa1-\xf6]")
+HANGUL = Pattern(rb"[\xa1\xb0-\xc8][\xa1-\xfe]")
+COMMON_GB = Pattern(rb"[\xa1-\xa3\xb0-\xd7][\xa1-\xfe]")
+COMMON_BIG5 = Pattern(rb"[\xa1-\xc6][\x40-\x7e\xa1-\xfe]")
+CYRILLIC_WORD = Pattern(rb"(?<![A-Za-z])[\xb3\xba\xbf\xc0-\xff]{2,}(?![A-Za-z])")
+SMALL_KOI8 = Pattern(rb"[\xc0-\xdf]")       # in cp1251 they are the capitals
+# Central European, where Western texts have signs that stand inside no word.
+CENTRAL = Pattern(
+    rb"(?<=[a-z\xe0-\xff])(?:\xf5(?=[a-df-z])"
+    rb"|[\x9a\x9d-\x9f\xb1\xb3\xb6\xb9-\xbc\xbe\xbf](?=[a-z\xe0-\xff]))"
+)
+CENTRAL_ISO = Pattern(rb"(?!.*[\x80-\x9f]).*?[\xb1\xb6\xbb\xbc\xbe]", re.DOTALL)
+WIDE_SIGN = Pattern(
+    "[\t-\r -~\xa0-\u024f\u0370-\u052f\u2010-\u2030\u3000-\u30ff\u4e00-\u9fff"
+    "\uac00-\ud7a3\uff01-\uffef]"
+)
 # Of texts too: backspace (manual pages), form feed, escape (logs with colours).
 CONTROL_CODE = Pattern("[\0-\x07\x0b\x0e-\x1a\x1c-\x1f\x7f]")
+LOW_CODE = Pattern("[\1-\6]")
 LINE_END = Pattern(r"\r\n?")
 NEVER_KEPT = Pattern("[\0\ufeff]")
 
@@ -4608,19 +4637,23 @@ def decode(data, declared=""):
             continue
     # A page cut in the middle of a character is still in its encoding.  UTF-8 is hard
     # to meet by chance; pairs of bytes are not.
+    guess = guess_encoding(data)
     guesses = [(e, 2) for e in (*proving, "utf-8")]
-    if looks_chinese(data):
-        guesses.append(("gb18030", 10))
+    if guess not in LETTERS_ALONE:
+        guesses.append((guess, 10))
     for encoding, characters_per_loss in guesses:
         text = data.decode(encoding, "replace")
         beyond_ascii = len(text) - len(text.encode("ascii", "ignore"))
         if text.count("\ufffd") * characters_per_loss < beyond_ascii:
             return _with_loss(text, encoding)
-    try:
-        text = data.decode("cp1252")
-    except UnicodeError:
-        text = data.decode("latin-1")
-    return clean_text(text), "its encoding is unknown; read as Windows Latin (cp1252)"
+    for encoding in (guess, "cp1252", "latin-1"):
+        try:
+            text = data.decode(encoding)
+            break
+        except UnicodeError:
+            continue
+    name = LETTERS_ALONE.get(encoding, "Windows Latin (cp1252)")
+    return clean_text(text), f"its encoding is unknown; read as {name}"
 
 
 def _with_loss(text, encoding):
@@ -4654,6 +4687,13 @@ def byte_order(data):
     ):
         if empty * 2 > pairs and full * 20 <= pairs:
             return b"", encoding
+    # Of texts in other scripts only spaces and line ends have NULs.
+    words = sample.decode("utf-8", "replace")[:-4]
+    if first + second and ("\ufffd" in words or LOW_CODE.search(words)):
+        for encoding in ("utf-16-le", "utf-16-be"):
+            text = sample[: 2 * pairs].decode(encoding, "replace")
+            if len(WIDE_SIGN.findall(text)) >= MOST_SHARE * pairs:
+                return b"", encoding
     return b"", ""
 
 
@@ -4683,14 +4723,41 @@ def declared_label(data):
     return match[match.lastindex].decode("ascii", "replace") if match else ""
 
 
-def looks_chinese(data):
-    """Do the bytes beyond ASCII come in pairs, as those of common Chinese signs do?
+def guess_encoding(data):
+    """Return the encoding that bytes look like which are no UTF-8.
 
-    >>> looks_chinese("für Äpfel".encode("cp1252")), looks_chinese("中".encode("gbk"))
-    (False, True)
+    >>> [guess_encoding("für".encode("cp1252")), guess_encoding("中文".encode("gbk"))]
+    ['cp1252', 'gb18030']
     """
-    pairs = HIGH_PAIR.findall(data[:DECODE_SAMPLE_BYTES])
-    return 2 * sum(pair[1] >= 0xA1 for pair in pairs) >= len(pairs) > 0
+    first = HIGH.search(data).start()
+    data = data[max(0, first - 1) : first + DECODE_SAMPLE_BYTES]
+    units = HIGH_UNIT.findall(data)
+    pairs = [unit for unit in units if len(unit) > 1]
+
+    def _share(pattern):
+        return sum(map(bool, map(pattern.match, pairs))) / len(pairs)
+
+    if pairs and len(units) - len(pairs) <= FEW_SHARE * len(units):
+        if _share(SHIFT_JIS_KANA) > SOME_SHARE:
+            return "cp932"
+        if _share(EUC_KANA) > SOME_SHARE:
+            return "euc_jp"
+        # Of Chinese pairs 0.6 stand there, too: of twelve hardly all.
+        if len(pairs) >= 12 and _share(HANGUL) > MOST_SHARE:
+            return "cp949"
+        if _share(COMMON_GB) > SOME_SHARE:
+            return "gb18030"
+        # 20 °C is such a pair, too, but with a letter in the second place.
+        is_big5 = len(pairs) >= 4 and _share(COMMON_BIG5) > MOST_SHARE
+        if is_big5 and _share(HIGH_TRAIL) * 4 > 1:
+            return "big5hkscs"
+    words, count = b"".join(CYRILLIC_WORD.findall(data)), len(HIGH.findall(data))
+    if len(words) * 2 > count:
+        is_koi8 = len(SMALL_KOI8.findall(words)) * 2 > len(words)
+        return "koi8-r" if is_koi8 else "cp1251"
+    if len(CENTRAL.findall(data)) > FEW_SHARE * count:
+        return "iso8859-2" if CENTRAL_ISO.match(data) else "cp1250"
+    return "cp1252"
 
 
 def looks_binary(data):
@@ -4716,6 +4783,7 @@ def looks_binary(data):
 # they declare is believed; a document type, in which entities could grow, is refused.
 
 OLE_MARK = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"     # Office before 2007, or encrypted
+MEMBER_BYTES = 1 << 12      # that each opening counts, however small the member is
 TEXT_ELEMENTS = set_of("t title v")     # all other text is layout or a code
 
 
@@ -4869,7 +4937,7 @@ def _refuse_doctype(*_):
 
 
 def _check_namespace(_, address):
-    if len(address or "") > NAMESPACE_CHARS_MAX:
+    if len(address or "") > LINK_CHARS_MAX:     # it is repeated for each element
         raise SourceError("an XML namespace in it that is too long to be one")
 
 

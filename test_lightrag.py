@@ -2635,6 +2635,52 @@ class Test19Decoding(unittest.TestCase):
                 self.assertEqual(lr.decode(data), ("Get-Item 中文 | Out-File\n", ""))
                 self.assertFalse(lr.looks_binary(data))
 
+    def test_utf_16_without_a_mark_in_other_scripts(self):
+        for words in ("中文的一段话，没有标记。", "日本語のテキスト。", "한국어 문장입니다.",
+                      "Обычный русский текст."):
+            for name in ("utf-16-le", "utf-16-be"):
+                with self.subTest(words, name=name):
+                    data = f"{words}\n{words}".encode(name)
+                    self.assertEqual(lr.decode(data), (f"{words}\n{words}", ""))
+                    self.assertFalse(lr.looks_binary(data))
+        for words in ("русский текст\0", "中文\0的", "tmp\0names\0of\0files\0", "für\0Ä"):
+            with self.subTest(words):
+                self.assertEqual(lr.decode(words.encode())[0], words.replace("\0", ""))
+
+    def test_encodings_that_nobody_declares(self):
+        for name, words in (
+            ("gb18030", "这是一段没有声明编码的文字，程序应当认出来。"),
+            ("gb18030", "這是一段沒有聲明編碼的文字，程序應當認出來。"),
+            ("gb18030", "x = 1  # 中文"),
+            ("big5", "這是一段沒有宣告編碼的文字，程式應該認得出來。"),
+            ("big5", "int x;   // 讀取設定檔案，沒有的話就使用預設值\n" * 3),
+            ("cp932", "これは文字コードを宣言していないテキストです。"),
+            ("euc_jp", "これは文字コードを宣言していないテキストです。"),
+            ("cp949", "이것은 인코딩을 선언하지 않은 글이며 프로그램이 알아보아야 합니다."),
+        ):
+            with self.subTest(name, words=words[:9]):
+                self.assertEqual(lr.decode(words.encode(name)), (words, ""))
+        for name, words in (
+            ("cp1251", "Это текст, который не говорит, в какой он кодировке."),
+            ("cp1251", "Це текст, який не каже, у якому він кодуванні."),
+            ("koi8-r", "Это текст, который не говорит, в какой он кодировке."),
+            ("cp1250", "Zażółć gęślą jaźń. Książka leży na stole, a może być pożyczona."),
+            ("cp1250", "Příliš žluťoučký kůň úpěl ďábelské ódy."),
+            ("iso8859-2", "Zażółć gęślą jaźń. Książka leży na stole, a może być pożyczona."),
+            ("cp1252", "Größe, Maß und “Übermut” – 20 °C, 25 °C, 30 °C, 35 °C, 40 °C"),
+            ("cp1252", "As opções são atualização, configuração e informação."),
+            ("cp1252", "Le cœur a ses raisons, où l’été déçoit l’âme « naïve »."),
+            ("cp1252", "På øya är det blåbær; älven är så lång. ¿Qué? ¡Señor!"),
+            ("cp1252", "x" * 99_999 + "é"),
+        ):
+            with self.subTest(name, words=words[:9]):
+                text, warning = lr.decode(words.encode(name))
+                self.assertEqual(text, words)
+                self.assertIn("unknown; read as ", warning)
+                self.assertIn(name, warning)
+        far = "#" * 99_999 + "中文注释，在很后面的地方"
+        self.assertEqual(lr.decode(far.encode("gbk")), (far, ""))
+
     def test_TXT_4_lone_surrogates(self):
         self.assertEqual(lr.clean_text("a\udcb0 \ud83c\udf78"), "a\ufffd \U0001f378")
         self.assertEqual(lr.decode(b"\xd6\xd0"), ("中", ""))
@@ -2844,7 +2890,7 @@ class Test20Archive(unittest.TestCase):
 
         for read in (_read_link, _read_style):
             self.assertLess(growth(read, 4_000), LINEAR)
-        far = "x" * (lr.NAMESPACE_CHARS_MAX + 1)
+        far = "x" * (lr.LINK_CHARS_MAX + 1)
         self.assert_refused(docx(f"<w:p><a xmlns='{far}'/></w:p>"), "namespace")
         archive = lr.Archive(zipped({"a": "12345"}))
         self.assertEqual(archive.read("a") * 2, archive.read("a") + b"12345")
