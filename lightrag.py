@@ -11684,7 +11684,9 @@ class Ingest:
             try:
                 outcome = self._enter(candidate, chunker_of(source), recut)
             except SkipError as error:
-                self.report.skipped.append((source, str(error)))
+                known = source in self.knowledge.documents
+                kept = "; what it held before is kept, remove drops it" * known
+                self.report.skipped.append((source, f"{error}{kept}"))
             except (SourceError, NetworkError, DeniedError) as error:
                 if drop_gone and isinstance(error, PageGoneError):
                     self._drop(source)

@@ -7843,6 +7843,15 @@ class Test50Ingest(unittest.TestCase):
                          ["b.txt", "c.txt", "d.txt"])
         self.assertEqual(list(knowledge.documents), ["a.md"])
 
+    def test_BM_3_of_a_source_without_text_any_more_it_is_said_what_becomes_of_it(self):
+        self.make("a.md", b"alpha")
+        self.add("a.md")
+        for data in (b"", b"\0\1\2\3\4\5\6\7\x0e\x0f", b"***"):
+            self.make("a.md", data)
+            report, knowledge = self.sync()
+            self.assertIn("remove drops it", dict(report.skipped)["a.md"])
+            self.assertTrue(knowledge.search("alpha")[0].stale)
+
     def test_BM_3_a_source_named_twice_and_changed(self):
         self.make("a.md", b"on Monday")
         for argument in ("a.md", "./a.md", os.path.join(self.root, "a.md")):
