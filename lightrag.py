@@ -146,7 +146,7 @@ from collections import Counter, namedtuple
 from functools import cache, cached_property, lru_cache, partial
 from itertools import accumulate, chain, compress, islice
 from itertools import count as counting
-from operator import add, itemgetter, mul
+from operator import add, mul
 from types import SimpleNamespace
 
 __version__ = "0.1.0"
@@ -12702,10 +12702,14 @@ def vectors_in(answer, count):
     if not isinstance(rows, list) or len(rows) != count:
         raise ModelError(f"the embeddings endpoint did not send {count} vectors")
     try:
-        if all(isinstance(row.get("index"), int) for row in rows):
-            rows = sorted(rows, key=itemgetter("index"))
+        places = [str(row.get("index")) for row in rows]
+        if len({*places}) not in (1, count):    # of one number or none: as they came
+            raise ModelError("the embeddings endpoint gives two vectors one number")
+        if len({*places}) > 1:
+            order = sorted(range(count), key=lambda i: int(places[i]))
+            rows = [rows[i] for i in order]
         return [_floats(row["embedding"]) for row in rows]
-    except (*MISSHAPEN, OverflowError):
+    except MISSHAPEN:
         raise ModelError("the embeddings endpoint sent no vectors") from None
 
 

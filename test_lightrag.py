@@ -8653,6 +8653,16 @@ class Test54Embedder(unittest.TestCase):
         for one, two in ((None, None), (0, 0), ("0", "1"), (3, 7)):
             rows = [{"index": one, "embedding": [1]}, {"index": two, "embedding": [2]}]
             self.assertEqual(lr.vectors_in({"data": rows}, 2), [[1.0], [2.0]])
+        for indexes, order in (((2, 0, 1), [1, 2, 0]), (("2", 0, "1"), [1, 2, 0]),
+                               ((2, 0, 0), None), ((1, 0, None), None), ((1, True, 0), None),
+                               ((1, 0, "x"), None), ((1, 0, []), None), ((1, 0, 2.5), None)):
+            rows = [{"index": index, "embedding": [i]} for i, index in enumerate(indexes)]
+            with self.subTest(indexes):
+                if order:
+                    self.assertEqual(lr.vectors_in({"data": rows}, 3), [[i] for i in order])
+                else:
+                    with self.assertRaises(lr.ModelError):
+                        lr.vectors_in({"data": rows}, 3)
         self.assertEqual(lr.unit_vector([1e154] * 4), None)
         self.assertIsNone(lr.unit_vector([1.0] * (lr.DIMENSIONS_MAX + 1)))
         dimension = lr.DIMENSIONS_MAX       # the sums of so many still fit their lanes
