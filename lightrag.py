@@ -14185,9 +14185,9 @@ def own_words(question, hits, register, knowledge, meant=""):
 LAST_STEP_PROMPT = "\nYou have no tools left. Answer now from what you were shown."
 EMPTY_ANSWER = "the model gave an empty answer"
 WRITTEN_ANSWER = "it is a call, written as text"
-EMPTY_ANSWERS = {
-    "length": "the length limit cut it off before it began",
-    "content_filter": "the endpoint's filter stopped it",
+CUT_ANSWERS = {             # by what the model says it finished with
+    "length": "cut off by the length limit",
+    "content_filter": "stopped by the endpoint's filter",
 }
 
 
@@ -14366,8 +14366,8 @@ class Agent:
 
     def _asks_again(self, turn, reply):
         """Have the model mend, once, what its sources do not bear out; -> whether."""
-        whole = reply.text.strip() and not reply.incomplete and reply.finish != "length"
-        if not whole or turn.reviewed:
+        cut_off = reply.incomplete or reply.finish in CUT_ANSWERS
+        if cut_off or not reply.text.strip() or turn.reviewed:
             return False
         turn.reviewed = True
         repair = self._review(turn, reply.text).repair
@@ -14440,7 +14440,7 @@ class Agent:
     def _finish(self, turn, reply):
         """Yield what follows the last text: notices and the Done."""
         self._drop_draft(turn)
-        cut_off, text = reply.finish == "length", reply.text.strip()
+        cut_off, text = CUT_ANSWERS.get(reply.finish), reply.text.strip()
         if not text and turn.steps <= 0 < self.settings.max_steps:
             yield self._give_up(turn, LimitError(
                 f"no answer within {self.settings.max_steps} tool steps; ask for less "
@@ -14448,14 +14448,13 @@ class Agent:
             ))
             return
         if reply.incomplete or not text or is_written_call(text):
-            why = reply.incomplete or (text and WRITTEN_ANSWER
-                                       or EMPTY_ANSWERS.get(reply.finish, EMPTY_ANSWER))
+            why = reply.incomplete or text and WRITTEN_ANSWER or cut_off or EMPTY_ANSWER
             yield self._give_up(turn, ModelError(f"the answer is incomplete: {why}"))
             return
         message = assistant_message(reply._replace(calls=()))
         self.conversation.messages.append(message)
         if cut_off:
-            yield Notice("the answer is incomplete: cut off by the length limit")
+            yield Notice(f"the answer is incomplete: {cut_off}")
         seen = self._review(turn, reply.text)
         if seen.repair or turn.had_markers:       # another text than was streamed
             yield Reset()

@@ -9437,10 +9437,22 @@ class Test64Agent(AgentCase):
         self.assertEqual(self.memory.facts, [])
 
     def test_TC_5_a_cut_text_is_marked(self):
-        cut_off = stream_of(delta(content="It is 5 [1] and"), delta("length"))
-        done = self.done(self.agent(lambda body: cut_off), "retry limit?")
-        self.assertEqual((done.answer, done.mode), ("It is 5 [1] and", "model"))
-        self.assertIn("cut off by the length limit", self.notices()[0])
+        for finish, why in (("length", "cut off by the length limit"),
+                            ("content_filter", "stopped by the endpoint's filter"),
+                            ("SAFETY", "stopped by the endpoint's filter")):
+            for said in ("It is 5 [1] and", "It is 7 [1] and", ""):
+                cut_off = stream_of(delta(content=said), delta(finish))
+                agent = self.agent(lambda body, cut_off=cut_off: cut_off)
+                done = self.done(agent, "retry limit?")
+                with self.subTest(finish, said=said):
+                    self.assertEqual(len(self.bodies), 1)   # nothing is to be mended
+                    if said:
+                        self.assertEqual(done.mode, "model")
+                        self.assertEqual(done.answer[:15], said)
+                        self.assertIn(why, self.notices()[0])
+                    else:
+                        self.assertEqual(done.mode, "extract")
+                        self.assertIn(f"incomplete: {why}", str(done.error))
 
     def test_a_model_out_of_hand_is_kept_within_bounds(self):
         def _play(body):
