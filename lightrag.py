@@ -6082,6 +6082,9 @@ REFERS_BACK = Pattern(
 ANOTHER = Pattern(      # 那银牌呢？ Lite 呢？ And the Team plan? What about 2.4.1?
     r"\W*(?:(?:那么?|(?:and|or|what about|how about)\b)\s*(?:for\s+)?(?:the\s+)?"
     r"([^?？,，]{2,30}?)(?:呢|怎么样)?|([^?？,，]{2,30}?)呢)[\s?？]*", re.IGNORECASE)
+NO_SUMMARY = Pattern(   # but an excuse, or a call
+    r"(?:I['’]m sorry|I am sorry|sorry|as an ai|I can(?:no|['’])t|I am unable|抱歉|对不起"
+    r"|很抱歉|我无法|我不能).{0,200}$|<\|?tool|\[TOOL", re.IGNORECASE | re.DOTALL)
 NAME_WORD = Pattern(r"[A-Za-z0-9](?:[\w.+-]*[A-Za-z0-9+])?", re.ASCII)
 
 
@@ -13627,7 +13630,7 @@ class Requests:
     def compress(self, force=False):
         """Put a summary in the place of old turns, when they are too long or on demand.
 
-        Nothing changes when the summary fails, is empty or no shorter.  Yields notices.
+        Nothing changes when the summary fails or is none.  Yields notices.
         """
         conversation = self.conversation
         turns = turns_of(conversation.messages)
@@ -13643,9 +13646,9 @@ class Requests:
             self._spoiled = True
             yield Notice(f"the history was not compressed: {error}")
             return
-        if not 0 < len(summary) < len(text):
+        if not len(text) // 100 < len(summary) < len(text) or NO_SUMMARY.match(summary):
             self._spoiled = True
-            yield Notice("the history was not compressed: the summary is empty or long")
+            yield Notice("the history was not compressed: the model gave no summary")
             return
         conversation.summary, conversation.left_out = summary, 0
         conversation.messages = list(chain.from_iterable(recent))

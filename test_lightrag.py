@@ -9754,7 +9754,10 @@ class Test64Agent(AgentCase):
             "empty": _reply(""), "blank": _reply(" \n "),
             "only reasoning": _reply("", reasoning_content="hm"),
             "cut off": _reply("They", "length"), "longer": _reply("x" * 20_000),
-            "error": [answer(500, b"{}")],
+            "error": [answer(500, b"{}")], "one word": _reply("OK"),
+            "an excuse": _reply("I'm sorry, but I can't help with that. " * 3),
+            "in Chinese": _reply("\u62b1\u6b49\uff0c\u6211\u65e0\u6cd5\u603b\u7ed3\u8fd9\u6bb5\u5bf9\u8bdd\u3002" * 9),
+            "a written call": _reply('<tool_call>{"name": "rag_search", "arguments": {}}' * 3),
             "calls": _reply("", "tool_calls", tool_calls=[{
                 "id": "a", "type": "function",
                 "function": {"name": "note", "arguments": "{}"}}]),
