@@ -11741,7 +11741,8 @@ def plan_sync(knowledge, scopes=()):
 
     A scope in which nothing is known, new or left out has failed.  A vanished file is
     dropped only while the folder that was added still stands with something in it: a
-    drive that is not mounted is not a deletion.
+    drive that is not mounted is not a deletion, nor is another folder than the one
+    from which a base with --home was filled.
     """
     known, gone, kept = [], [], []
     for document in knowledge.documents.values():
@@ -11757,6 +11758,12 @@ def plan_sync(knowledge, scopes=()):
             kept.append((source, reason))
         else:
             gone.append(source)
+    guessed = os.path.dirname(knowledge.home or "") != knowledge.root
+    here = [s for s in known if source_path(s, "") and not os.path.isabs(s)]
+    if guessed and len(gone) > 1 and not here:
+        reason = (f"nothing that was added is in {knowledge.root}: run sync in the "
+                  "folder it was added from, or remove it")
+        kept, gone = [*kept, *((source, reason) for source in gone)], []
     fresh = plan_fresh(knowledge, scopes)
     named = [*knowledge.sources, *(root["source"] for root in knowledge.roots),
              *(c.source for c in fresh.candidates), *(s for s, _ in fresh.skipped)]

@@ -11082,6 +11082,23 @@ class Test72Intake(unittest.TestCase):
             _, report = self.project.data("sync", "-y")
             self.assertEqual(report["updated"], [outside, page])
 
+    def test_sync_in_another_folder_drops_nothing(self):
+        base = ("--home", os.path.join(self.project.folder, "base"))
+
+        def _removed():
+            done = self.project.run(*base, "sync", "--json")
+            return json.loads(done.stdout)["removed"]
+
+        self.project.run(*base, "add", ".", "-y")
+        root, self.project.root = self.project.root, os.path.join(self.project.folder, "b")
+        self.project.write("own.md", "# Another project\n")
+        self.assertEqual(_removed(), [])
+        said = self.project.run(*base, "sync").stdout.decode("utf-8")
+        self.assertIn("nothing that was added is in", said)
+        self.project.root = root
+        os.unlink(os.path.join(root, "port.txt"))
+        self.assertEqual(_removed(), ["port.txt"])
+
     def test_sync_reads_again_what_was_added_from_outside(self):
         outside = os.path.join(self.project.folder, "diary.md")
         folder = os.path.join(self.project.folder, "other")
