@@ -583,6 +583,13 @@ they them he she his her him you your i my me we our us if so than then
 tell explain describe give please purpose used many much name named called according
 asap pls plz fyi btw defined declared implemented
 """
+# The same, drawn together; they would be don and t to a search.
+CONTRACTIONS = """
+don't doesn't didn't can't couldn't won't wouldn't shouldn't mustn't isn't aren't
+wasn't weren't haven't hasn't hadn't i'm i've i'd i'll it's it'll that's there's
+here's what's who's where's when's why's how's let's we're we've we'll you're you've
+they're he's she's
+"""
 # Signs of traditional Chinese, each with the simplified one that is written for it: all
 # that Big5 counts among the common ones and GB 2312 writes otherwise.  Source: Unihan.
 SIMPLER_SIGNS = """
@@ -1145,6 +1152,7 @@ PLAIN_LETTERS = {
 }
 
 STOPS = set_of(STOP_WORDS)
+UNASKED = STOPS | set_of(CONTRACTIONS)
 QUESTION_PHRASE = Pattern("|".join(QUESTION_PHRASES.split()))
 
 
@@ -1388,9 +1396,9 @@ def question_tokens(text):
     >>> question_tokens("水是什么？")
     [('水', 1.0)]
     """
-    clean = _readable(text)
+    clean = _readable(text).replace("\u2019", "'")
     asked = clean if clean.isascii() else QUESTION_PHRASE.sub(" ", clean)
-    words = [word for word in words_of(asked) if word.casefold() not in STOPS]
+    words = [word for word in words_of(asked) if word.casefold() not in UNASKED]
     words = words or words_of(clean)
     latin = LATIN_WEIGHT if language(clean) == "zh" else 1.0
     weights = {}
