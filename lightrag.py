@@ -8595,8 +8595,9 @@ def doubted(citations, findings):
 # negation says the exceptions.
 
 _PATTERN_PARTS = Pattern(
-    r"\*+|\\.|\[(?P<set>[!^]?\]?(?:\[:\w*:\]|\\.|[^\]\\])*)\]|.", re.DOTALL
+    r"\*+|\\.|\[(?P<set>[!^]?\]?(?:\[:\w*:\]|\\.|[^\]\\])*)\]|\[.*|.", re.DOTALL
 )
+PLAIN_START = Pattern(r"[^*?\[\\]*")
 _SET_PARTS = Pattern(r"\[:(\w*):\]|(\\.|.)(?:-(\\.|[^\\]))?", re.DOTALL)
 _POSIX_SETS = {
     "alnum": "0-9A-Za-z", "alpha": "A-Za-z", "blank": r" \t", "digit": "0-9",
@@ -8632,11 +8633,14 @@ class IgnoreRules:
             body = pattern.removeprefix("!").removesuffix("/")
             if len(body) > PATH_CHARS_MAX:
                 continue
-            regex = wildcard_regex(body.removeprefix("/"), f"star{number}_")
-            if regex:
-                folder = "/" if pattern.endswith("/") else "/?"
-                wanted = of_paths if "/" in body else of_names
-                wanted.append(f"(?P<rule{number}>{folder}{regex})")
+            wanted = of_paths if "/" in body else of_names
+            body = body.removeprefix("/")
+            # subtle: git matches what is plain by itself, so build**/ begins with **/
+            plain = PLAIN_START.match(body)[0] if wanted is of_paths else ""
+            regex = wildcard_regex(body[len(plain) :], f"star{number}_")
+            if regex or body == plain != "":
+                folder = "/" if pattern.endswith("/") else "(?:/|(?!/))"
+                wanted.append(f"(?P<rule{number}>{folder}{re.escape(plain)}{regex})")
                 self.patterns.append(pattern)
         flags = re.DOTALL | (re.IGNORECASE if ignore_case else 0)
         self._names, self._paths = (
@@ -8685,7 +8689,7 @@ def wildcard_regex(pattern, prefix="star"):
             runs.append("".join(out))
             out, i = [], i + 1
         elif deep and not words[i + 1]:
-            out.append(".+")
+            out.append(".*")
         elif words[i] == "/":
             out += [_name_regex(pieces, f"{prefix}{i}_"), "/"]
             pieces = [""]
@@ -8722,7 +8726,7 @@ def _character_regex(word, inside):
     """Translate what stands for one character; empty when nothing can match."""
     if inside is not None:
         return _set_regex(inside)
-    if word in ("[", "\\"):         # a set never closed, a backslash before nothing
+    if word[0] == "[" or word == "\\":      # never closed, a backslash before nothing
         return ""
     return "[^/]" if word == "?" else re.escape(word[-1])
 

@@ -5217,6 +5217,17 @@ class Test38Paths(unittest.TestCase):
         ("a/**/b", "ab", False, False),
         ("a**b", "axxb", False, True),
         ("a/x**y", "a/xa/by", False, False),
+        ("build**/*.log", "build/x.log", False, True),
+        ("build**/*.log", "build2/a/b/x.log", False, True),
+        ("build**/*.log", "buildx.log", False, True),
+        ("build**/*.log", "abuild/x.log", False, False),
+        ("?uild**/*.log", "build/a/x.log", False, False),
+        ("a**/b", "ab", False, True),
+        ("a/x**", "a/x", False, True),
+        ("/a**//", "a", True, True),
+        ("//a", "a", True, False),
+        ("\\/a", "a", True, False),
+        ("**//a", "a", True, False),
         ("foo/*", "foo", True, False),
         ("foo/*", "foo/bar", False, True),
         ("foo/*", "foo/bar/baz", False, False),
@@ -5308,6 +5319,7 @@ class Test38Paths(unittest.TestCase):
     def test_a_hostile_rule_takes_no_time(self):
         rules = lr.IgnoreRules("*a" * 40 + "*b\n" + " " * 200_000 + "x")
         self.assertEqual(rules.match("a" * 250), "")    # or it would not end
+        self.assertLess(growth(lambda count: lr.IgnoreRules("[" * count), 400), LINEAR)
 
     def test_many_deep_stars_take_no_time(self):
         rules = lr.IgnoreRules("**/a/" * 12 + "**/b\n")
