@@ -144,7 +144,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter, namedtuple
 from functools import cache, cached_property, lru_cache, partial
-from itertools import accumulate, chain, compress, islice
+from itertools import accumulate, chain, compress, islice, zip_longest
 from itertools import count as counting
 from operator import add, mul
 from types import SimpleNamespace
@@ -670,7 +670,7 @@ QUESTION_PHRASES = """
 # Signs of Chinese grammar: a pair with one of them says little.
 GRAMMAR_SIGNS = frozenset(
     "的了吗嗎呢是在和与與及或也就都而被把这這那之其以于於有会會能可要对對为為个個中上下到从從时時后後"
-    "哪什么麼何多少怎样樣请請如问問"
+    "哪什么麼何多少怎样樣请請如问問它他她此"
 )
 # Words that a question needs and a text answers without saying them.
 ASKING_WORDS = """
@@ -678,6 +678,10 @@ work mean happen use make need want get find call name know define compute calcu
 handle implement function purpose difference differ example type kind way thing many
 much long first main
 """
+# This one of these, of the asker's own, is not what the question before was about.
+DEICTIC_WORDS = (
+    "project|tool|program|repo|app|company|software|file|doc|folder|package|librar|code"
+    "|text|page|book|manual|year|month|week|day|morning|time")
 # Words of courtesy and stress: capitals make no name of them.
 SHOUTED_WORDS = """
 urgent urgently help thanks thx important quickly immediately really
@@ -702,6 +706,9 @@ LIST_PHRASES = r"""\bwhat are\b|\bwhich\b.*\bare\b|\blist\b|\bsteps\b
 PLACE_PHRASES = r"""\bwhere\b|哪[里裡儿兒]|何[处處地]|在哪|什[么麼]地方"""
 PLACE_LOOKS = r"""(?-i:\b(?:in|at|near|from) (?:the )?[A-Z])|地[点點址区區]|位[于於置]
 (?m:^)\W*(?:place|location|room|venue|address|where)\W*[:：]|[省市县縣区區镇鎮村路街楼樓室州国國]"""
+REASON_PHRASES = r"""\bwhy\b|为什[么麼]|為什[么麼]|为何|為何|原因"""
+REASON_LOOKS = r"""\b(?:because|since|so that|in order to|due to|reasons?|otherwise)\b
+因[为為]|由[于於]|原因|以[便免]|[为為]了|所以|否[则則]|因此|避免"""
 # A question for what a name stands for: a line that gives it a value answers.
 VALUE_PHRASES = r"""\bwhat(?:'s| is| are)\b|\bvalues?\b|\bdefaults?\b|默认|默認
 是什[么麼]|是多少|[的取]值|等于|等於|定[义義]"""
@@ -1470,9 +1477,6 @@ ESCAPE_SEQUENCE = Pattern(
     "|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90\x98\x9c-\x9f\n]*"
     "(?:\x07|\x1b\\\\|\x9c)"
 )
-# What shows nothing, so that one name looks like another.
-UNSHOWN = "\xad\u034f\u115f\u1160\u180e\u200b\u2060-\u2064\u3164\ufeff\uffa0" \
-    "\U000e0000-\U000e007f"
 NAMED_ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
@@ -1568,8 +1572,7 @@ def one_line(text, width=None):
     >>> one_line("https://host.example/" + "x" * 900 + "/name.md", width=60)
     'https://host.example/[... 890 characters ...]xxxxxxxxxx/name.md'
     """
-    unsafe = f"{CONTROL.pattern}|[\n\t{UNSHOWN}]|{SURROGATE.pattern}"
-    line = re.sub(unsafe, _escape, text)
+    line = re.sub(f"{CONTROL.pattern}|[\n\t]|{SURROGATE.pattern}", _escape, text)
     if width is None or len(line) <= width:
         return line
     host = re.match(r"\w+://[^/?#]*/?", line)
@@ -1587,7 +1590,6 @@ def _escape(match):
     """Return the visible form of one control sign: \\n, \\x1b or \\u202e."""
     code = ord(match[0])
     hexadecimal = f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
-    hexadecimal = f"\\U{code:08x}" if code > 0xFFFF else hexadecimal
     return NAMED_ESCAPES.get(match[0], hexadecimal)
 
 
@@ -4624,8 +4626,7 @@ WIDE_SIGN = Pattern(
 CONTROL_CODE = Pattern("[\0-\x07\x0b\x0e-\x1a\x1c-\x1f\x7f]")
 LOW_CODE = Pattern("[\1-\6]")
 LINE_END = Pattern(r"\r\n?")
-# Tags spell words that no reader sees and every model reads; they belong to flags only.
-NEVER_KEPT = Pattern("[\0\ufeff\U000e0000-\U000e007f]+")
+NEVER_KEPT = Pattern("[\0\ufeff]")
 
 
 def decode(data, declared=""):
@@ -4682,13 +4683,7 @@ def clean_text(text):
     >>> clean_text("\\ufeffa\\r\\nb\\rc\\0")
     'a\\nb\\nc'
     """
-    return whole_characters(NEVER_KEPT.sub(_flag_or_none, LINE_END.sub("\n", text)))
-
-
-def _flag_or_none(match):
-    """Return what is kept of unseen signs: the tags that make a black flag another."""
-    before = match.string[match.start() - 1 : match.start()]
-    return match[0].strip("\0\ufeff") if before == "\U0001f3f4" else ""
+    return whole_characters(NEVER_KEPT.sub("", LINE_END.sub("\n", text)))
 
 
 def byte_order(data):
@@ -6081,6 +6076,7 @@ def _is_open(text):
 ANSWER_KINDS = (        # (what asks for it, what it looks like)
     (QUANTITY_PHRASES, QUANTITY_SIGNS),
     (PLACE_PHRASES, PLACE_LOOKS),
+    (REASON_PHRASES, REASON_LOOKS),
     (RETURN_WORDS, RETURN_WORDS),
     (r"\b(?:parameter|argument)s?\b|[参參][数數]", "|".join(CONSTRUCTORS)),
     (LIST_PHRASES, r"\n[ \t]*(?:[-*+•]|\d{1,3}[.)、])\s"),
@@ -6091,26 +6087,58 @@ EXACT_NAME = Pattern(
     r"|(?:19|20)\d\d|[^\W\d_][^\W\d]*(?:-[^\W\d_]+)*-?\d+[\w-]*"
     r"|[^\W_]*[a-z][A-Z][^\W_]*)"
 )
+# Words for what the question before was about; not those for these documents, or for
+# now (this project, 这个月), nor a "that" that goes on with a sentence.
 REFERS_BACK = Pattern(
-    r"\b(?:it|its|they|them|their|theirs|that|those|these|this|there|he|she|one|ones"
-    r"|same|above|former|latter|else|instead)\b"
-    r"|^\W*(?:and|but|so|or|then|also|why|what about|how about)\b"
-    r"|[它他她其此]|这[个些种样里]|那[个些种样里]|上面|上述|刚才|前面|前者|后者|同样"
-    r"|^(?:那|然后|还有|另外|再|接着|为什么|怎么)|呢[?？]*$",
-    re.IGNORECASE,
-)
+    r"\b(?:it|its|they|them|their|theirs|he|him|his|she|her|hers|former|latter"
+    r"|which ones?|ones?(?=\W*$))\b"
+    r"|\b(?:(?:do|does|did|is|are|was|were|can|will|of|for|with|about|by|from|after|to"
+    r"|before|in|on|than|like) th(?:is|at|[eo]se)|th(?:is|at|[eo]se)(?=( \w+)?\W*$))"
+    rf"\b(?! (?:{DEICTIC_WORDS}))"
+    r"|它|(?<!其)[他她](?!人)|(?<![尤极])其(?![他它中实余次])|[这那][些种样]"
+    r"|[这那]个(?![年月星项仓文程软工公])|上面|上述|刚才|前面|前者|后者", re.IGNORECASE)
+ANTECEDENT = Pattern(r"\b(?:the|an?|my|our|your) \w|\w.*[,，;；。]", re.IGNORECASE)
 ANOTHER = Pattern(      # 那银牌呢？ Lite 呢？ And the Team plan? What about 2.4.1?
-    r"\W*(?:(?:那么?|(?:and|or|what about|how about)\b)\s*(?:for\s+)?(?:the\s+)?"
+    r"\W*(?:(?:那么?|(?:and|or|what about|how about)\b)"
+    r"(?!\s*(?:wh\w+|how|is|are|do|does|did|can|will)\b)\s*(?:for\s+)?(?:the\s+)?"
     r"([^?？,，]{2,30}?)(?:呢|怎么样)?|([^?？,，]{2,30}?)呢)[\s?？]*", re.IGNORECASE)
-NO_SUMMARY = Pattern(   # but an excuse, or a call
-    r"(?:I['’]m sorry|I am sorry|sorry|as an ai|I can(?:no|['’])t|I am unable|抱歉|对不起"
-    r"|很抱歉|我无法|我不能).{0,200}$|<\|?tool|\[TOOL", re.IGNORECASE | re.DOTALL)
+NEXT_PART = Pattern(    # of a question that joins two
+    r"(?<=[?？])\s*(?=[^\s?？])|(?:[,;]\s*|\s+)(?:and|but)\s+(?:also\s+)?(?="
+    r"(?:what|which|who|whom|whose|when|where|why|how)\b"
+    r"|(?:is|are|was|were|do|does|did|can) (?:it|they|the|there|this|that|i|we|you)\b)"
+    rf"|(?:[，；]|[,;](?=\s*{HAN.pattern}))\s*(?:以及|还有|并且|那么?|又)?|以及|还有|并且",
+    re.IGNORECASE)
+ASKS = Pattern(
+    r"\b(?:what|which|who|whom|whose|when|where|why|how)\b(?!\W*$)|多[久长長高远遠]"
+    rf"|^\W*(?:is|are|was|were|do|does|did|can)\b|{QUESTION_PHRASE.pattern}",
+    re.IGNORECASE)
 NAME_WORD = Pattern(r"[A-Za-z0-9](?:[\w.+-]*[A-Za-z0-9+])?", re.ASCII)
 
 
 def light_tokens():
     """Return the tokens that a question needs and its answer does without."""
     return token_set(ASKING_WORDS) | token_set(POINTING_WORDS)
+
+
+def is_light(token):
+    """Tell whether a token of a question says little: of asking, or of grammar."""
+    grammar = len(token) <= 2 and not GRAMMAR_SIGNS.isdisjoint(token)
+    return grammar or token in light_tokens()
+
+
+def heavy_tokens(question):
+    """Return the tokens of a question that say what it is about, in order."""
+    return [token for token, _ in question_tokens(question)
+            if not is_light(token) and token not in token_set(STOP_WORDS)]
+
+
+def own_words_of(question):
+    """Return how many words of weight a question has; two pairs of signs are one.
+
+    >>> own_words_of("What is its port?"), own_words_of("为什么？"), own_words_of("店长是谁")
+    (1.0, 0, 0.5)
+    """
+    return sum(0.5 if is_pair(token) else 1.0 for token in heavy_tokens(question))
 
 
 def weighted_words(question, idf):
@@ -6121,13 +6149,10 @@ def weighted_words(question, idf):
     >>> weighted_words("retry limit", {"retry": 1.0, "limit": 1.0}.get)
     [('retry', 0.2857142857142857), ('limit', 0.2857142857142857)]
     """
-    words, light = [], light_tokens()
+    words = []
     for token, count in question_tokens(question):
         weight = count * (idf(token) + IDF_PRIOR)
-        pair = len(token) <= 2 and not GRAMMAR_SIGNS.isdisjoint(token)
-        if pair or token in light:
-            weight *= LIGHT_SHARE
-        words.append((token, weight))
+        words.append((token, weight * (LIGHT_SHARE if is_light(token) else 1.0)))
     heaviest = max((weight for _, weight in words), default=0.0)
     total = sum(weight for _, weight in words) + DOUBT_WORDS * heaviest
     return [(token, weight / total) for token, weight in words]
@@ -6226,10 +6251,28 @@ def _holds_name(text, name):
     return squeezed(name) in squeezed(text)
 
 
+def questions_in(question):
+    """Return the questions that one joins, or that alone.
+
+    >>> questions_in("Which port does it use, and how do I change it?")
+    ['Which port does it use', 'how do I change it?']
+    >>> questions_in("咖啡机保修多久，怎么申请？"), questions_in("在北京，店几点开门？")
+    (['咖啡机保修多久', '怎么申请？'], ['在北京，店几点开门？'])
+    """
+    parts, start = [], 0
+    for joint in NEXT_PART.finditer(question):
+        part = question[start : joint.start()]
+        if ASKS.search(part) and own_words_of(part):
+            parts.append(part)
+            start = joint.end()
+    last = question[start:]
+    return [*parts, last] if ASKS.search(f"{last} .") else [question]
+
+
 def search_query(question, earlier):
     """Return (what to search for, whether that is certain).
 
-    A question that refers back takes the subject of the one before along.
+    A question of one word, or that refers back, takes the one before along.
 
     earlier  str, what the turn before searched for, or empty
     >>> search_query("and how do I change it?", "What is the retry limit?")
@@ -6243,11 +6286,37 @@ def search_query(question, earlier):
         return question, True
     if another := asked_of_another(question, earlier):
         return another, True
-    own, refers = len(question_tokens(question)), bool(REFERS_BACK.search(question))
-    bare = own < 2 and len(tokens(question)) <= UNCLEAR_WORDS_MAX
-    query = f"{question} {earlier[-EARLIER_CHARS_MAX:]}" if bare or refers else question
-    certain = own < 2 and (bare or refers) or not refers and own > UNCLEAR_WORDS_MAX
-    return query, certain
+    own, refers = own_words_of(question), refers_back(question)
+    bare = own <= 1
+    leans = bare or refers or ANOTHER.fullmatch(question)
+    query = f"{question} {earlier[-EARLIER_CHARS_MAX:]}" if leans else question
+    return query, bare or not leans and own > UNCLEAR_WORDS_MAX
+
+
+def carried(earlier, said):
+    """Return what a follow-up takes along of the question before it.
+
+    earlier  str, that question; on a second line what it leaned on itself, of which
+             only that is taken which its answer says, too
+    said     str, the answer and what its sources stand under; "" = it was refused
+    >>> carried("And the printer?\\nWhich port does the web server use?", "Port 9100.")
+    'And the printer? port'
+    """
+    own, _, leaned = earlier.partition("\n")
+    if not said:
+        return leaned or own
+    found = set(tokens(said))
+    return " ".join([own, *(t for t, _ in question_tokens(leaned) if t in found)])
+
+
+def refers_back(question):
+    """Tell whether a question names something by a word that only the one before tells.
+
+    >>> refers_back("How do I change it?"), refers_back("Is the fan on when it is hot?")
+    (True, False)
+    """
+    match = REFERS_BACK.search(question)
+    return bool(match) and not ANTECEDENT.search(question, 0, match.start())
 
 
 def asked_of_another(question, earlier):
@@ -6258,7 +6327,7 @@ def asked_of_another(question, earlier):
     """
     match = ANOTHER.fullmatch(question)
     new = (match[1] or match[2]).strip() if match else ""
-    if not new or REFERS_BACK.search(new):
+    if not own_words_of(new) or REFERS_BACK.search(new):
         return ""
     words, known = NAME_WORD.findall(new), list(NAME_WORD.finditer(earlier))
     if new == "".join(HAN.findall(new)):        # 银牌 for 金牌: the last sign is the kind
@@ -6302,6 +6371,7 @@ def _any_row(patterns):
 
 LABELS = {      # English, Chinese
     "refusal": ("The documents do not answer this.", "文档中没有这个问题的答案。"),
+    "missing": ("No answer was found to:", "没有找到答案的部分："),
     "notice": ("An extract: the documents, word for word.", "以下为文档原文摘录，一字未改。"),
     "sources": ("Sources:", "来源："),
     "chunk": ("chunk", "片段"),
@@ -6337,14 +6407,24 @@ def extract(question, hits, idf, number=None, near=None, meant=""):
     number    callable: hit -> its number; None = from 1 in order of use
     near      callable: (question, hits) -> list of Excerpt that answer by what they
               mean, asked where words do not; or None
-    meant     str, what a follow-up asks: it decides which sentences, not whether
+    meant     str, what a follow-up asks, with what it leans on
     ->        Answer, its text verbatim from the hits, a [n] mark after each piece
     """
-    coverage, excerpts = best_excerpts(question, hits, idf)
+    parts, found, lacking = questions_in(question), [], []
+    leaning = [meant, *(search_query(part, parts[0])[0] for part in parts[1:])]
+    for part, leans in zip(parts, leaning) if len(parts) > 1 else ():
+        coverage, excerpts = best_excerpts(part, hits, idf, leans)
+        if coverage < coverage_needed(idf):
+            lacking.append(part.strip())
+        else:
+            found += excerpts[: EXCERPTS_MAX - 1]
+    if found:
+        answer = lay_out(found, number)
+        lacks = [f"{label('missing', question)} {part}" for part in lacking]
+        return answer._replace(text="\n".join([answer.text, *lacks]))
+    coverage, excerpts = best_excerpts(question, hits, idf, meant)
     if coverage < coverage_needed(idf):
         excerpts = near(question, hits) if near and excerpts else []
-    elif meant:     # the words of the question itself count twice
-        _, excerpts = best_excerpts(f"{question} {meant}", hits, idf)
     if not excerpts:
         return Answer(refusal(question), True)
     return lay_out(excerpts, number)
@@ -6389,14 +6469,22 @@ def source_line(citation, question):
     return f"[{citation.n}] " + ", ".join(part for part in parts if part)
 
 
-def best_excerpts(question, hits, idf):
+def best_excerpts(question, hits, idf, meant=""):
     """Return (coverage, excerpts): the one to three that answer best, best first.
 
-    None, and no coverage, where the question names something that is nowhere.
+    None, and no coverage, where the question names something that is nowhere.  A
+    follow-up is answered by what its own words find; one that has none (Why?) by what
+    the question before it finds, where that looks as it asks.
+
+    meant  str, what a follow-up asks, with what it leans on
     """
-    if names_what_is_nowhere(question, hits, idf):
+    looks, bare = looks_of(question), meant and not own_words_of(question)
+    if bare:
+        question, meant = meant, ""
+    named = meant if meant and refers_back(question) else question
+    if names_what_is_nowhere(named, hits, idf):
         return 0.0, []
-    looks, asked, candidates = looks_of(question), set(tokens(question)), []
+    wanted, asked, candidates = bare and looks, set(tokens(question)), []
     name = ""
     if any(hit.kind == "code" for hit in hits):
         name, question = asked_definition(question)
@@ -6409,12 +6497,17 @@ def best_excerpts(question, hits, idf):
         if (len(excerpt.spans) > 1 and not any(covered_words(words, excerpt.own))
                 and not (code and any(map(last.finds, looks)))):
             continue        # its head alone says as much
+        above = " ".join(excerpt.context)
+        if wanted and not any(excerpt.finds(w) or w.search(above) for w in wanted):
+            continue
         own = sum(covered_words(words, excerpt.found))
         score = sum(covered) + OWN_SHARE * own - RANK_PENALTY * place
         score -= LENGTH_PENALTY * excerpt.length() / EXCERPT_CHARS_MAX
         score += KIND_BONUS * any(map(excerpt.finds, looks))
         score += KIND_BONUS * (not code and asked.issuperset(excerpt.key()))
         candidates.append((score, covered, excerpt))
+    if meant and candidates:
+        candidates = _about(candidates, question, meant, idf)
     if not candidates:
         return 0.0, []
     coverage, chosen = _choose(candidates)
@@ -6443,6 +6536,23 @@ def _choose(candidates):
         if excerpt.hit is first.hit:
             coverage = list(map(max, coverage, covered))
     return sum(coverage), chosen
+
+
+def _about(candidates, question, meant, idf):
+    """Return the candidates that say most of a follow-up, then of what it leans on.
+
+    Something of what it refers back to has to be there.
+    """
+    words, own = weighted_words(meant, idf), {t for t, _ in question_tokens(question)}
+    least = NEARLY_AS_GOOD * max(sum(covered) for _, covered, _ in candidates)
+    rows = [(score, covered_words(words, row.found | row.context), covered, row)
+            for score, covered, row in candidates if sum(covered) >= least]
+    _, about, *_ = max(rows, key=lambda row: row[0] + sum(row[1]))
+    least, refers = NEARLY_AS_GOOD * sum(about), refers_back(question)
+    if refers and not any(a for (token, _), a in zip(words, about) if token not in own):
+        return []
+    return [(score + sum(about), covered, excerpt)
+            for score, about, covered, excerpt in rows if sum(about) >= least]
 
 
 def nearest_excerpts(hit, nearness):
@@ -12071,7 +12181,7 @@ def _note_key(kind, text):
 
 # =============================================================================
 # 52. Conversation -- what was said, shown and noted, and where it is kept
-#    Uses: Settings, Errors, Prose, Ranking, Protocol, Context, Files, Memory
+#    Uses: Settings, Errors, Prose, Ranking, Questions, Protocol, Context, Files, Memory
 # =============================================================================
 
 # What one conversation has said, shown and noted, and where it is kept.  The messages
@@ -12086,7 +12196,7 @@ class Conversation:
 
     name     str, of its file: letters, digits and hyphens
     nonce    str, part of the markers around data in its messages; "" = a new random one
-    earlier  str, what the last question searched for
+    earlier  str, what the last question searched for; on a line below what it leaned on
     """
 
     def __init__(self, name="", created_at="", nonce="", messages=(), summary="",
@@ -12113,6 +12223,13 @@ class Conversation:
             "messages": self.messages,
             "sources": [source.hit._asdict() for source in self.register.sources],
         }
+
+    def carried(self):
+        """Return what a follow-up takes along of the question before it."""
+        text = self.messages[-1]["content"] if self.messages else ""
+        hits = [citation.hit for citation in self.register.cited(text)[0]]
+        above = [f"{hit.title}\n{hit.heading}" for hit in hits]
+        return carried(self.earlier, "\n".join([text, *above]) if hits else "")
 
     def is_tainted(self):
         """Tell whether text of others was shown in this conversation."""
@@ -13571,6 +13688,10 @@ TOOLS = {tool.name: tool for tool in (
 # keeping, to say a follow-up question in full.  Each may fail and then changes nothing.
 
 
+NO_SUMMARY = Pattern(   # but an excuse, or a call
+    r"(?:I['’]m sorry|I am sorry|sorry|as an ai|I can(?:no|['’])t|I am unable|抱歉|对不起"
+    r"|很抱歉|我无法|我不能).{0,200}$|<\|?tool|\[TOOL", re.IGNORECASE | re.DOTALL)
+
 
 class Requests:
     """Puts the requests of one conversation together.
@@ -13708,7 +13829,7 @@ class Requests:
     def query_of(self, question):
         """Return what to search for: the question, or what it means as a follow-up."""
         conversation = self.conversation
-        query, certain = search_query(question, conversation.earlier)
+        query, certain = search_query(question, conversation.carried())
         if certain or not self.settings.fast_model or not self.model:
             return query
         last = turns_of(conversation.messages)[-1:]
@@ -13721,6 +13842,20 @@ class Requests:
         lines = rewritten.split("\n")
         fits = len(lines) == 1 and 0 < len(rewritten) <= QUERY_CHARS_MAX
         return rewritten if fits else query
+
+    def queries_of(self, question):
+        """Return what to search for: the whole question first, then what it joins.
+
+        The conversation remembers what the next question may lean on.
+        """
+        query, parts = self.query_of(question), questions_in(question)
+        beside = [search_query(part, parts[0])[0] for part in parts if len(parts) > 1]
+        own = own_words_of(question)
+        if not query.startswith(f"{question} "):
+            self.conversation.earlier = query       # it stands alone
+        elif own and not refers_back(question):
+            self.conversation.earlier = f"{question}\n{query[len(question) + 1 :]}"
+        return [query, *beside, *[question] * bool(own and query != question)]
 
     def propose_facts(self):
         """Return [(type, text)] that the model finds worth remembering.
@@ -14190,6 +14325,18 @@ def review(question, text, register, idf):
     )
 
 
+def gathered(query, beside, knowledge, k, scopes):
+    """Return k hits: of a query, and of those beside it.
+
+    beside  list of str, searched by words alone
+    """
+    rows = [knowledge.search(query, k, scopes),
+            *(knowledge.search_words(words, k, scopes) for words in beside)]
+    found = {(hit.source, hit.chunk): hit
+             for row in zip_longest(*rows) for hit in row if hit}
+    return list(found.values())[:k]
+
+
 def reads_as_refusal(text):
     """Tell whether an answer without marks is one sentence without a figure.
 
@@ -14323,11 +14470,9 @@ class Agent:
 
     def _retrieve(self, question, k):
         """Search for free, before the model is asked; -> Retrieval."""
-        query = self.requests.query_of(question)
-        leans = query != question and query.startswith(question)
-        if not leans:           # it stands alone, so that the next one may lean on it
-            self.conversation.earlier = query
-        hits = self.knowledge.search(query, k, self.calls.box.scopes)
+        query, *beside = self.requests.queries_of(question)
+        scopes = self.calls.box.scopes
+        hits = gathered(query, beside, self.knowledge, k, scopes)
         return Retrieval(query, hits, self.memory.search(question))
 
     def _interrupt(self, turn):
