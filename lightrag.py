@@ -149,6 +149,10 @@ from itertools import count as counting
 from operator import add, mul
 from types import SimpleNamespace
 
+if __name__ == "__main__":      # until main can say it, Ctrl-C ends quietly, too
+    sys.excepthook = lambda kind, *rest: (
+        os._exit(130) if kind is KeyboardInterrupt else sys.__excepthook__(kind, *rest))
+
 __version__ = "0.1.0"
 
 __all__ = [  # noqa: RUF022 -- grouped by section
@@ -15226,16 +15230,14 @@ class Console:
         about  names of all that is asked about, for who has room to show them
         rules  what a lasting yes would cover
 
-        A line without its end (Ctrl-D), Ctrl-C and a missing terminal are no answer.
+        A line without its end (Ctrl-D) and a missing terminal are no answer.
+        Raises KeyboardInterrupt: Ctrl-C ends the command, whatever was asked
         """
         if not self.can_ask:
             return ""
-        try:
-            self._write(self.stderr, [question + " "], False, end="")
-            self.stderr.flush()
-            line = self.stdin.readline()
-        except KeyboardInterrupt:
-            line = ""
+        self._write(self.stderr, [question + " "], False, end="")
+        self.stderr.flush()
+        line = self.stdin.readline()
         if not line.endswith("\n"):
             self.note()
             return ""
@@ -19828,8 +19830,8 @@ def is_piped(stream):
 
 def main(words=None):
     """Run the command line of this process; -> exit code."""
-    console = Console(sys.stdin, sys.stdout, sys.stderr, os.environ)
     words, code = sys.argv[1:] if words is None else words, 0
+    console = Console(sys.stdin, sys.stdout, sys.stderr, os.environ)
     try:
         code = run_words(words, console, surroundings(os.environ))
         console.flush()

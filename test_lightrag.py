@@ -10433,7 +10433,7 @@ class Test68Console(unittest.TestCase):
                 console.flush()
                 self.assertEqual(out.getvalue() + err.getvalue(), b"")
 
-    def test_PRM_1_interrupt_is_no_answer(self):
+    def test_PRM_1_interrupt_ends_the_command(self):
         class Interrupted(io.StringIO):
             def readline(self):
                 raise KeyboardInterrupt
@@ -10443,8 +10443,9 @@ class Test68Console(unittest.TestCase):
 
         err = Interrupted()
         console = lr.Console(Interrupted(), io.StringIO(), err, {"TERM": "dumb"})
-        self.assertEqual(console.ask("sure?"), "")
-        self.assertEqual(err.getvalue(), "sure? \n")
+        with self.assertRaises(KeyboardInterrupt):
+            console.ask("sure?")
+        self.assertEqual(err.getvalue(), "sure? ")
 
     def test_lines_and_what_waits(self):
         with Terminal(b"one\ntwo\n") as terminal:
@@ -14351,8 +14352,22 @@ class Test97CommandLine(unittest.TestCase):
                 self.assertEqual((run.returncode, run.stdout, run.stderr.strip()),
                                  (130, b"", b""))
 
+    def test_ctrl_c_before_main_says_nothing(self):
+        code = (
+            "import collections, sys\n"
+            "def named(*words, **names):\n"
+            "    raise {}\n"
+            "collections.namedtuple = named\n"
+            "__file__ = sys.argv[1]\n"
+            "exec(compile(open(__file__, 'rb').read(), __file__, 'exec'))\n"
+        )
+        for error, status, said in (("KeyboardInterrupt", 130, b""),
+                                    ("ZeroDivisionError", 1, b"Traceback")):
+            run = self.project.run("list", python=("-c", code.format(error)))
+            self.assertEqual((run.returncode, run.stdout, run.stderr[:9]), (status, b"", said))
+
     def test_PRM_1_at_a_real_terminal(self):
-        for typed, code in (("y\n", 0), ("\x04", 5), ("\x03", 5), ("n\n", 5)):
+        for typed, code in (("y\n", 0), ("\x04", 5), ("\x03", 130), ("n\n", 5)):
             with self.subTest(typed=typed):
                 screen = Screen(self.project, "add", "port.txt", TERM="xterm")
                 screen.wait("[y/N/a/p/d] ")
