@@ -11697,6 +11697,10 @@ class Report:
     failed: list
     warnings: list      # (source, sentence)
 
+    def is_idle(self):
+        """Tell whether there were sources, and a reason to leave out each of them."""
+        return bool(self.skipped) and not (self.added or self.updated or self.unchanged)
+
 
 @named_tuple
 class SyncPlan:
@@ -15992,7 +15996,11 @@ def add_command(options, console):
     knowledge = open_knowledge(options, console, adding=True)
     report = add_sources(options.words, knowledge, options, console)
     embed_fresh(options, console)
-    return show_report(report, options, console)
+    code = show_report(report, options, console)
+    if not code and report.is_idle():
+        console.warn("nothing was added: all that was named is skipped")
+        return 1
+    return code
 
 
 def add_sources(arguments, knowledge, options, console):
@@ -16765,7 +16773,7 @@ def ask_command(options, console):
 
 
 def add_first(options, console):
-    """Add what --add names; -> (how many failed, list of warnings, which are said)."""
+    """Add what --add names; -> (did it fail, list of warnings, which are said)."""
     knowledge = open_knowledge(options, console, adding=True)
     report = add_sources(options.add, knowledge, options, console)
     warnings = [f"{s}: {reason}" for s, reason in report.failed + report.warnings]
@@ -16773,7 +16781,7 @@ def add_first(options, console):
     console.note(count_outcomes(report) + hint)
     for warning in warnings:
         console.warn(warning)
-    return len(report.failed), warnings
+    return bool(report.failed) or report.is_idle(), warnings
 
 
 def tell_answer(setup, question, attach, as_json=False):

@@ -11271,6 +11271,22 @@ class Test72Intake(unittest.TestCase):
             self.assertEqual((code, report[outcome]), (0, ["-"]))
         self.assertEqual(self.project.data("show", "-")[1]["text"], "second text")
 
+    def test_to_leave_out_all_that_was_named_is_no_success(self):
+        self.project.write("key.pem", "words")
+        self.project.write("logo.png", "PNG\0\0")
+        for words in (["key.pem"], ["logo.png"], ["key.pem", "logo.png", "--dry-run"]):
+            code, out, err = self.project.call("add", *words, "-y")
+            self.assertEqual(code, 1)
+            self.assertIn(f"skipped   {words[0]} (", out)
+            self.assertIn("nothing was added", err)
+            code, report = self.project.data("add", *words, "-y")
+            self.assertEqual((code, [row["source"] for row in report["skipped"]]),
+                             (1, [w for w in words if "." in w]))
+        self.assertEqual(self.project.call("ask", "--add", "key.pem", "-y", "port?")[0], 1)
+        for _ in range(2):      # a glob of the shell names pictures, too
+            self.assertEqual(self.project.call("add", "key.pem", "port.txt", "-y")[0], 0)
+        self.assertEqual(self.project.call("sync", "-y")[0], 0)
+
     def test_a_skipped_name_is_whole(self):
         name = "notes/" + "long" * 30 + ".bin"
         self.project.write(name, "\0")
