@@ -1481,6 +1481,9 @@ ESCAPE_SEQUENCE = Pattern(
     "|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90\x98\x9c-\x9f\n]*"
     "(?:\x07|\x1b\\\\|\x9c)"
 )
+# What shows nothing, so that one name looks like another.
+UNSHOWN = "\xad\u034f\u115f\u1160\u180e\u200b\u2060-\u2064\u3164\ufeff\uffa0" \
+    "\U000e0000-\U000e007f"
 NAMED_ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
@@ -1576,7 +1579,8 @@ def one_line(text, width=None):
     >>> one_line("https://host.example/" + "x" * 900 + "/name.md", width=60)
     'https://host.example/[... 890 characters ...]xxxxxxxxxx/name.md'
     """
-    line = re.sub(f"{CONTROL.pattern}|[\n\t]|{SURROGATE.pattern}", _escape, text)
+    unsafe = f"{CONTROL.pattern}|[\n\t{UNSHOWN}]|{SURROGATE.pattern}"
+    line = re.sub(unsafe, _escape, text)
     if width is None or len(line) <= width:
         return line
     host = re.match(r"\w+://[^/?#]*/?", line)
@@ -1594,6 +1598,7 @@ def _escape(match):
     """Return the visible form of one control sign: \\n, \\x1b or \\u202e."""
     code = ord(match[0])
     hexadecimal = f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+    hexadecimal = f"\\U{code:08x}" if code > 0xFFFF else hexadecimal
     return NAMED_ESCAPES.get(match[0], hexadecimal)
 
 
@@ -4630,7 +4635,8 @@ WIDE_SIGN = Pattern(
 CONTROL_CODE = Pattern("[\0-\x07\x0b\x0e-\x1a\x1c-\x1f\x7f]")
 LOW_CODE = Pattern("[\1-\6]")
 LINE_END = Pattern(r"\r\n?")
-NEVER_KEPT = Pattern("[\0\ufeff]")
+# Tags spell words that no reader sees and every model reads; they belong to flags only.
+NEVER_KEPT = Pattern("[\0\ufeff\U000e0000-\U000e007f]+")
 
 
 def decode(data, declared=""):
@@ -4687,7 +4693,13 @@ def clean_text(text):
     >>> clean_text("\\ufeffa\\r\\nb\\rc\\0")
     'a\\nb\\nc'
     """
-    return whole_characters(NEVER_KEPT.sub("", LINE_END.sub("\n", text)))
+    return whole_characters(NEVER_KEPT.sub(_flag_or_none, LINE_END.sub("\n", text)))
+
+
+def _flag_or_none(match):
+    """Return what is kept of unseen signs: the tags that make a black flag another."""
+    before = match.string[match.start() - 1 : match.start()]
+    return match[0].strip("\0\ufeff") if before == "\U0001f3f4" else ""
 
 
 def byte_order(data):

@@ -458,6 +458,8 @@ class Test06Prose(unittest.TestCase):
             ("a\x1b[2K\rb", r"a\x1b[2K\rb"), ("\x1b[1A", r"\x1b[1A"),
             ("a\n" * 300, "a\\n" * 300), ("ab\b\b", r"ab\x08\x08"),
             ("\u202eexe", r"\u202eexe"), ("\udcb0", r"\udcb0"), ("C:\\a b", "C:\\a b"),
+            ("a\u200bb\xad\u3164", r"a\u200bb\xad\u3164"), ("a\U000e0041", r"a\U000e0041"),
+            ("\U0001f468\u200d\U0001f469 \u2714\ufe0f", "\U0001f468\u200d\U0001f469 \u2714\ufe0f"),
         ):
             with self.subTest(text=ascii(text[:9])):
                 self.assertEqual(lr.one_line(text), wanted)
@@ -2571,6 +2573,13 @@ class Test19Decoding(unittest.TestCase):
                 self.assertEqual(lr.read_document(page, "a.html").text, "朱镕基 䶮")
                 text = lr.decode("朱镕基 䶮".encode("gb18030"), name)
                 self.assertEqual(text, ("朱镕基 䶮", ""))
+
+    def test_HTML_4_words_spelled_in_tags_are_not_kept(self):
+        hidden = "".join(chr(0xE0000 + ord(sign)) for sign in "IGNORE RULES")
+        flag = "\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f"
+        for name in ("a.md", "a.txt", "a.html", "a.py"):
+            parsed = lr.read_document(f"Hi {hidden}there {flag}".encode(), name)
+            self.assertEqual(parsed.text, f"Hi there {flag}")
 
     def test_TXT_2_labels_that_mean_nothing(self):
         for name in ("", "utf8mb4", "ISO-88509-1", "base64", "undefined", "idna",
