@@ -1459,11 +1459,13 @@ SENTENCE_END = Pattern(
 )
 ABBREVIATION = Pattern(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|etc|cf|al|Fig|Eq|No|Vol|pp?|ca|approx|Inc"
-    r"|Ltd|e\.g|i\.e|a\.k\.a)|\b[A-Z]|^\s*\d+)\.$", re.MULTILINE
+    r"|Ltd|e\.g|i\.e|a\.k\.a)|\b[A-Z]|(?:^|[:;：；])\s*\d+)\.$", re.MULTILINE
 )
-# A new line that starts like this begins something new even in wrapped prose.
+# A new line that starts like this begins something new even in wrapped prose, unlike
+# `code`, *stress* and a **bold** word that is no label.
 LINE_START = Pattern(
-    r"[ \t]*(?:\n|[-*+•#>|=~`]|\d+[.)、]|[（(]?[一二三四五六七八九十]+[)）、])"
+    r"[ \t]*(?:\n|[-+•#>|=~]|```|\*(?:[ \t]|\*\*|\*[^*\n]+(?:[:.]\*\*|\*\*:))"
+    r"|\d+[.)、]|[（(]?[一二三四五六七八九十]+[)）、])"
 )
 # Small letters that go on with a line, and are no "name: value".
 WORD_GOES_ON = Pattern(
