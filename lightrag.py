@@ -3892,7 +3892,7 @@ def fate_of(name, attributes):
     names = set(f"{found.get('class', '')} {found.get('id', '')}".lower().split())
     if (
         "hidden" in found
-        or found.get("aria-hidden", "").lower() == "true"
+        or (found.get("aria-hidden", "").lower() == "true" and name != "img")  # is seen
         or is_unseen(found.get("style", ""))
         or (name == "dialog" and "open" not in found)
         or not names.isdisjoint(LINE_NUMBER_NAMES)
@@ -3958,7 +3958,7 @@ class MarkupReader:
         self.tables = []                # of the open ones: are they for layout?
         self.chars = self.linked = 0    # characters kept: all, and inside links
         self.open = dict.fromkeys(("a", "p", "pre", "hidden", "main", "article"), 0)
-        self.watched = set(EVENTS)      # names whose elements are kept on the stack
+        self.watched = {*EVENTS, "math"}    # names whose elements are kept on the stack
         self.inert = set()      # tags that mean nothing here, of which code is full
         self.parts = {"main": [], "article": [], "h1": []}  # (start, end, chars)
         self.title = self.og_title = ""
@@ -4042,6 +4042,10 @@ class MarkupReader:
             self._close(_P, BLOCKS_BUT_P)
         if name in IMPLIED_END:
             self._close(*IMPLIED_END[name])
+        of_formula = self.stack and self.stack[-1].name == "math"
+        if of_formula and name == "annotation" and "tex" in attributes.lower():
+            del self.events[self.stack[-1].start :]     # 106; it says 10^6
+            return
         fate = self.fate_of(name, attributes)
         if name in VOID:
             self._add_void(name, attributes, fate)

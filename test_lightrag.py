@@ -2477,6 +2477,21 @@ class Test18Markdown(unittest.TestCase):
             with self.subTest(page):
                 self.assert_text(page, text)
 
+    def test_formulas_are_read_as_they_were_written(self):
+        def formula(tex):
+            return ("<math><semantics><mrow><msup><mn>10</mn><mn>6</mn></msup></mrow><annotation "
+                    f"encoding='application/x-tex'>{tex}</annotation></semantics></math>")
+
+        drawn = "<span aria-hidden=true>106</span>"
+        for page, text in (
+            (f"<p>About {formula('10^6')}{drawn} rows", "About 10^6 rows"),
+            (f"<table><tr><td>{formula('10^6')}<td>x</table>", "10^6 | x"),
+            (f"<p>a<i hidden>{formula('10^6')}</i><img aria-hidden=true alt='10^6'>b", "a 10^6 b"),
+            ("<math><mi>x</mi><annotation-xml><ci>y</ci></annotation-xml></math>", "x"),
+        ):
+            with self.subTest(page):
+                self.assert_text(page, text)
+
     def test_tables(self):
         self.assert_text(
             "<table><caption>Cap<thead><tr><th>A<th>B<tbody><tr><td>1<td>"
