@@ -3463,7 +3463,7 @@ def wanted_units(segment, wanted):
 
 # =============================================================================
 # 15. Ranking -- BM25F over segments, and the best k [pure]
-#    Uses: Settings, Text, Segments, Pruning
+#    Uses: Settings, Text, Prose, Segments, Pruning
 # =============================================================================
 
 # A score is the sum over a query's tokens of weight x impact, both integers, so it is
@@ -3492,6 +3492,10 @@ class Hit:
     score: float
     stale: bool         # the source has changed since it was added
     text: str
+
+    def place(self):
+        """Return where it stands, "path:10-20"."""
+        return f"{one_line(self.source)}:{self.line}-{self.end_line}"
 
 
 @named_tuple
@@ -6482,8 +6486,7 @@ def source_line(citation, question):
     """Return "[1] title, chunk 3, path:10-20", labels in the question's language."""
     hit = citation.hit
     place = f"{label('chunk', question)} {hit.chunk}" if hit.chunk else ""
-    lines = f"{one_line(hit.source)}:{hit.line}-{hit.end_line}"
-    parts = [one_line(hit.title, 80), place, lines]
+    parts = [one_line(hit.title, 80), place, hit.place()]
     if hit.stale:
         parts.append(label("stale", question))
     if not citation.supported:
@@ -8107,8 +8110,7 @@ def passage_block(source, nonce):
     """Return a numbered source as the model is shown it."""
     hit = source.hit
     title = one_line(hit.heading or hit.title, NAMED_CHARS_MAX)
-    where = f"{one_line(hit.source)}:{hit.line}-{hit.end_line}"
-    return fenced(hit.text, f"[{source.n}] {title} ({where})", nonce)
+    return fenced(hit.text, f"[{source.n}] {title} ({hit.place()})", nonce)
 
 
 def remembered(facts, nonce):
@@ -16433,11 +16435,10 @@ def show_hit(hit, console):
     """Show one hit: where it stands, then its text."""
     title = one_line(hit.title or hit.source, 60)
     heading = f" > {one_line(hit.heading, 60)}" if hit.heading else ""
-    where = f"{one_line(hit.source)}:{hit.line}-{hit.end_line}"
     place = f"  chunk {hit.chunk} of {hit.chunks}, score {hit.score:.2f}"
     stale = ("warn", ", stale: run sync") if hit.stale else ""
     console.say(f"[{hit.rank}] ", ("bold", title), heading)
-    console.say("    ", ("name", where), ("dim", place), stale)
+    console.say("    ", ("name", hit.place()), ("dim", place), stale)
     for line in hit.text.strip("\n").split("\n"):
         console.say(f"    {line}".rstrip())
     console.say()
@@ -16662,7 +16663,7 @@ class Telling:
     def __init__(self, console, question, live, as_json=False):
         self.console, self.question = console, question
         self.live, self.as_json = live, as_json
-        self.steps, self.warnings, self.done = [], [], None
+        self.steps, self.warnings, self.done, self._hits = [], [], None, ()
         self._text = ""     # streamed since the last step
         self._line = ""     # streamed since anything else was printed
         self._shown_by = {
@@ -16676,6 +16677,7 @@ class Telling:
         self._shown_by[type(event)](event)
 
     def _retrieval(self, found):
+        self._hits = found.hits
         if found.query != self.question:
             self._aside(f"searched for: {one_line(found.query, QUERY_CHARS_MAX)}")
         for fact in found.facts:
@@ -16736,6 +16738,8 @@ class Telling:
         if done.mode == "extract" or streamed != done.answer.strip():
             self.console.say(done.answer.strip())
         show_sources(done.citations, self.question, self.console)
+        if done.refused and done.mode == "extract" and self._hits:
+            self.console.note(f"nearest: {self._hits[0].place()}; search shows more")
         if done.usage:
             read, written = done.usage
             self._aside(f"{read:,} tokens read, {written:,} written")

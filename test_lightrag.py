@@ -12478,6 +12478,15 @@ class Test78Asking(unittest.TestCase):
             self.assertEqual(code, 2)
             self.assertIn("no question", err)
 
+    def test_a_refusal_says_where_to_look(self):
+        self.project.call("add", "port.txt", "-y")
+        for words, wanted in (
+            (("what colour is the server's case?",), "nearest: port.txt:1-1; search shows more\n"),
+            (("who won the cup?",), ""), (("what colour is the case?", "--json"), ""),
+        ):
+            code, _, err = self.project.call("ask", *words)
+            self.assertEqual((code, err), (3, wanted))
+
     def test_a_source_that_failed_shows_in_the_exit_code(self):
         self.project.write("notes/.env", "A=1\n")
         for words in ((self.QUESTION,), ("who won the cup?",), (self.QUESTION, "--json")):
