@@ -843,17 +843,27 @@ BINARY_SUFFIXES = by_name({     # no text in them; others are found out by their
 # credentials are wanted; files that hold some are not.
 SECRET_RULES = """
     credentials* *credentials *credentials.* client_secret* secrets secrets.*
-    *-secrets.* *_secrets.* secret.* password.* passwords.* service-account*.json
-    service_account*.json *serviceaccount*.json
+    *-secrets.* *_secrets.* secret.* password.* passwords.* *service[-_]account*.json
+    *serviceaccount*.json *firebase-adminsdk*.json
     !*credentials*.py !*credentials*.[cjt]s !*credentials*.[jt]sx !*credentials*.[ch]
     !*credentials*.[ch]pp !*credentials*.java !*credentials*.go !*credentials*.r[bs]
-    !*.html !*.htm !*.rst
+    !*.html !*.htm !*.rst !*.md !*.adoc
+    credentials.md secret.md secrets.md password.md passwords.md !**/doc/**/*.md
+    !**/docs/**/*.md
     *.env .env* *.pem *.key *.p12 *.pfx *.p8 *.jks *.keystore *.ppk *.kdb *.kdbx *.ovpn
-    *.tfvars *.tfstate *.tfstate.* id_rsa* id_dsa* id_ecdsa* id_ed25519* !id_*.pub
-    .netrc _netrc .pgpass pgpass.conf .my.cnf .npmrc .pypirc .git-credentials .dockercfg
-    shadow shadow- gshadow gshadow- master.passwd
-    .htpasswd .vault-token .s3cfg .boto kubeconfig .*_history
-    .aws/ .ssh/ .gnupg/ .kube/ .azure/ .gcloud/ .password-store/ .git/
+    *.tfvars *.tfvars.json *.tfstate *.tfstate.* id_rsa* id_dsa* id_ecdsa* id_ed25519*
+    !id_*.pub *_rsa *_dsa *_ecdsa *_ed25519 ssh_host_*_key deploy_key
+    .netrc _netrc .authinfo* .pgpass pgpass.conf .my.cnf .mylogin.cnf .npmrc .pypirc
+    .git-credentials .dockercfg **/.docker/config.json **/.*/auth.json .renviron*
+    .terraformrc terraform.rc .databrickscfg *rclone.conf .msmtprc .fetchmailrc
+    shadow shadow- gshadow gshadow- master.passwd *.keytab
+    .htpasswd htpasswd .vault-token *vault[-_]pass *vault[-_]pass.txt .s3cfg .boto
+    *vault[-_]password *vault[-_]password.txt .secret* .token .password token.json
+    token.txt api[-_]key*.txt apikey*.txt kubeconfig *kubeconfig.y*ml *.kubeconfig
+    wp-config*.php !wp-config-sample.php local.settings.json sftp-config.json .ftpconfig
+    wg[0-9]*.conf **/.m2/settings*.xml **/.config/gh/hosts.yml .*_history .rhistory
+    .aws/ .ssh/ .gnupg/ .kube/ .azure/ .gcloud/ **/.config/gcloud/ .oci/ .snowsql/
+    .cloudflared/ .password-store/ .git/
     !*.example !*.sample !*.template !*.tmpl !*.dist !.env.example.* !.env.*.example
     !credentials.example.* !credentials.sample.* !secrets.example.* !secrets.sample.*
 """
@@ -8885,6 +8895,11 @@ def _secret_rules():
     return IgnoreRules("\n".join(SECRET_RULES.split()), ignore_case=True)
 
 
+@lru_cache      # of the folders that a walk is in
+def _secret_rule(path, folder):
+    return _secret_rules().match(path, folder)
+
+
 def secret_reason(path):
     """Return why a path looks like a secret, empty when it does not.
 
@@ -8895,8 +8910,8 @@ def secret_reason(path):
     ('looks like a secret (.env*)', '')
     """
     names = [name.rstrip(" .") for name in path.replace("\\", "/").split("/")]
-    for i, name in enumerate(names):
-        rule = _secret_rules().match(name, folder=i < len(names) - 1)
+    for i in range(len(names)):
+        rule = _secret_rule("/".join(names[: i + 1]), i < len(names) - 1)
         if rule and not rule.startswith("!"):
             return f"looks like a secret ({rule})"
     return ""

@@ -5427,6 +5427,14 @@ class Test38Paths(unittest.TestCase):
             ".npmrc", ".pypirc", ".git-credentials", ".Ssh/config", ".aws/config",
             "home/.gnupg/x", ".Git/config", "a\\.SSH\\x", ".env.", "id_rsa ",
             "www.example.com.key", "terraform.tfstate.backup", ".bash_history",
+            ".docker/config.json", "a/b/.Docker/config.json", "kubeconfig.yaml",
+            "prod-kubeconfig.yml", ".kube/config", ".vault_pass", ".vault-password.txt",
+            "deploy_rsa", "github_ed25519", "ssh_host_rsa_key", ".Renviron", ".terraformrc",
+            "credentials.tfrc.json", "x.auto.tfvars.json", ".mylogin.cnf", "wp-config.php",
+            "my-service-account.json", "p-firebase-adminsdk-7.json", "rclone.conf",
+            ".config/gh/hosts.yml", ".config/gcloud/a.json", ".codex/auth.json", ".m2/settings.xml",
+            "local.settings.json", "api_key.txt", "token.json", ".secrets", "wg0.conf",
+            "secrets.md", "passwords.md", "home/credentials.md", "docs/.env.md", "docs/x.key",
         ):
             self.assertIn("secret", lr.secret_reason(path), path)
         for path in (
@@ -5434,8 +5442,17 @@ class Test38Paths(unittest.TestCase):
             "credentials.py", "src/auth/credentials.ts", "library/secrets.html",
             "credentials.example.json", "environment.md", "keys.md", "monkey", "token.py",
             ".github/workflows/x.yml", "secretary.txt", "ssh/config", ".gitignore",
+            "docs/credentials.md", "docs/en/secrets.md", "how-to-use-credentials.md",
+            "docs/password.adoc", "client_secret.md", "kubeconfig.md", "docker/config.json",
+            ".docker/Dockerfile", "config.json", "locales/en/auth.json", "wp-config-sample.php",
+            "deploy_rsa.pub", "src/my_rsa.py", "rsa.md", "tokens.json", "tokenizer.json",
+            "service-account.md", "vault_pass.py", "src/settings.xml", "terraform/main.tf",
         ):
             self.assertEqual(lr.secret_reason(path), "", path)
+
+    def test_a_path_of_many_names_is_looked_through(self):
+        self.assertEqual(lr.secret_reason("a/" * 2000 + "b"), "")
+        self.assertIn(".env", lr.secret_reason("a/" * 2000 + ".env"))
 
     def test_binary_suffixes(self):
         for name in ("a.png", "A.JPG", "x.tar.gz", "m.PYC", "x.mp4", "old.doc"):
