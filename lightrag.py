@@ -11917,9 +11917,10 @@ def plan_sync(knowledge, scopes=()):
     """Plan a sync of the sources in the scopes (see in_scope); none means all.
 
     A scope in which nothing is known, new or left out has failed.  A vanished file is
-    dropped only while the folder that was added still stands with something in it: a
-    drive that is not mounted is not a deletion, nor is another folder than the one
-    from which a base with --home was filled.
+    dropped only while the folder that was added still stands with something in it, or
+    in the project, where that is gone, the one around it: a drive that is not mounted
+    is not a deletion, nor is another folder than the one from which a base with --home
+    was filled.
     """
     known, gone, kept = [], [], []
     for document in knowledge.documents.values():
@@ -11975,6 +11976,9 @@ def missing_anchor(knowledge, source):
     while anchor == source or has_magic(anchor):
         anchor = os.path.dirname(anchor) or "."
     folder = source_path(anchor, knowledge.root)
+    while not (anchor == "." or os.path.isabs(anchor) or os.path.lexists(folder)):
+        anchor = os.path.dirname(anchor) or "."
+        folder = source_path(anchor, knowledge.root)
     if has_entries(folder):
         return ""
     return f"{anchor} is missing or empty, so it may only be away; remove it to drop it"

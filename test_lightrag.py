@@ -7873,17 +7873,36 @@ class Test50Plans(Folder):
         self.assertIn("m/b.md", self.open().documents)
 
     def test_sync_does_not_take_a_missing_drive_for_a_deletion(self):
-        for stage in ("gone", "empty mount point"):
-            with self.subTest(stage):
-                self.write("drive/docs/a.md", "alpha")
-                self.add("drive/docs")
-                shutil.rmtree(os.path.join(self.root, "drive"))
-                if stage != "gone":
-                    os.makedirs(os.path.join(self.root, "drive/docs"))
+        other = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, other, ignore_errors=True)
+        far = os.path.join(os.path.realpath(other), "drive")
+        for place, stage in (("drive", ""), ("drive", "docs"), (far, None), (far, "")):
+            with self.subTest(place, stage=stage):
+                drive = os.path.join(self.root, place)
+                os.makedirs(os.path.join(drive, "docs"), exist_ok=True)
+                with open(os.path.join(drive, "docs", "a.md"), "w") as file:
+                    file.write("alpha")
+                name = f"{place}/docs".replace(os.sep, "/")
+                self.add(name)
+                shutil.rmtree(drive)
+                if stage is not None:       # else the mount point is gone, too
+                    os.makedirs(os.path.join(drive, stage))
                 report = self.sync()
                 self.assertEqual(report.removed, [])
-                self.assertEqual([s for s, _ in report.skipped], ["drive/docs/a.md"])
-                self.assertIn("drive/docs/a.md", self.open().documents)
+                self.assertEqual([s for s, _ in report.skipped], [f"{name}/a.md"])
+                self.assertIn(f"{name}/a.md", self.open().documents)
+                lr.Ingest(self.open(), None).remove([name])
+                shutil.rmtree(drive, ignore_errors=True)
+
+    def test_sync_drops_what_a_renamed_folder_held(self):
+        for name in ("n/deep/a.md", "n/deep/b.md", "m/c.md"):
+            self.write(name, "alpha")
+        self.add("n/deep", "n/*/*.md", "m/c.md")
+        os.rename(os.path.join(self.root, "n"), os.path.join(self.root, "new"))
+        report = self.sync()
+        self.assertEqual(report.removed, ["n/deep/a.md", "n/deep/b.md"])
+        self.assertEqual((report.unchanged, report.skipped), (["m/c.md"], []))
+        self.assertEqual(self.sync().removed, [])
 
     def test_sync_leaves_given_texts_alone(self):
         base = self.open()
@@ -11300,8 +11319,11 @@ class Test72Intake(unittest.TestCase):
         _, out, _ = self.project.call("sync")
         self.assertIn("skipped   notes/.env, src/.env (", out)
         self.assertEqual(len(self.project.data("sync")[1]["skipped"]), 2)
-        os.rename(self.project.root + "/src", self.project.root + "/away")
+        shutil.rmtree(self.project.root + "/src")
+        os.makedirs(self.project.root + "/src")
         self.assertIn("it may only be away", self.project.call("sync")[1])
+        os.rmdir(self.project.root + "/src")
+        self.assertIn("removed   src/a.md", self.project.call("sync")[1])
 
     def test_the_question_says_how_large_standard_input_is(self):
         for typed, size in ((b"x" * 3000, "2.9 kB"), (b"", "of unknown size")):
