@@ -3508,6 +3508,17 @@ class Hit:
         return f"{one_line(self.source)}:{self.line}-{self.end_line}"
 
 
+def full_title(title, source):
+    """Return a title with the two folders around a file of the project.
+
+    They name its package and its subject where the file is __init__.py or README.md.
+    >>> full_title("Notes", "plans/2024/may/notes.md")
+    'Notes 2024 may'
+    """
+    folders = [] if ":" in source else source.split("/")[-3:-1]
+    return " ".join([title, *folders])
+
+
 @named_tuple
 class QueryTerm:
     """What an index knows of one token of a query."""
@@ -5855,6 +5866,7 @@ SETTING_PIECES = (      # a key that has its values on the lines below
 NEVER = Pattern(r"(?!)")
 VALUE_LINE = r"^[ \t]*(?:[\w<>\[\]]+[ \t]+){{0,3}}_*(?:{})\b[\"']?[ \t]*(?::|=(?!=))"
 EXAMPLE = Pattern(r"\s*>>>")
+FIRST_FILE = Pattern(r"(?i)(?:^|/)(?:__init__|readme|index|main|mod|overview)\.\w+$")
 NOTE = Pattern(r"\"\"\"|\'\'\'|^\s*(?:#|//|/\*)")     # on what code does
 CONSTRUCTORS = ("__init__", "constructor")      # what they take, their class takes
 RUNS = {"item", "row", "code"}      # a lead-in takes all of these along, else one
@@ -5871,7 +5883,8 @@ class Excerpt:
     spans: tuple        # of (start, end) in hit.text: its head, if any, then its own
     found: frozenset    # tokens of the spans
     own: frozenset      # tokens of the last one
-    context: frozenset  # tokens of the title and the headings above
+    context: frozenset  # tokens of the title, the folders and the headings above
+    opens: frozenset    # tokens of the title or heading that it is the first one under
 
     def length(self):
         """Return how many characters are shown."""
@@ -5893,12 +5906,24 @@ class Excerpt:
 
 def excerpts_of(hit):
     """Return the excerpts of a hit, in order; none only when nothing is visible."""
-    found = []
+    found, title, leaf = [], full_title(hit.title, hit.source), _leaf(hit.heading)
+    begins = hit.start == 0 or leaf in hit.text.partition("\n")[0]
+    last = "" if begins else hit.heading
     for spans, above in _grouped(_shown(_pieces(hit), hit), hit):
         shown = [frozenset(tokens(hit.text[start:end])) for start, end in spans]
-        context = frozenset(tokens(f"{hit.title}\n{above}"))
-        found.append(Excerpt(hit, spans, shown[0] | shown[-1], shown[-1], context))
+        context = frozenset(tokens(f"{title}\n{above}"))
+        opens = "" if above == last else _leaf(above)
+        if hit.start == 0 and not found:
+            opens += " " + (title if FIRST_FILE.search(hit.source) else hit.title)
+        opens, last = frozenset(tokens(opens)), above
+        said = shown[0] | shown[-1]
+        found.append(Excerpt(hit, spans, said, shown[-1], context, opens))
     return found
+
+
+def _leaf(heading):
+    """Return the last of headings that stand under one another."""
+    return heading.rpartition(" > ")[2]
 
 
 def squeezed(text):
@@ -6520,6 +6545,7 @@ def best_excerpts(question, hits, idf, meant=""):
     if names_what_is_nowhere(named, hits, idf):
         return 0.0, []
     wanted, asked, candidates = bare and looks, set(tokens(question)), []
+    topic = set(heavy_tokens(question))
     name = ""
     if any(hit.kind == "code" for hit in hits):
         name, question = asked_definition(question)
@@ -6539,6 +6565,7 @@ def best_excerpts(question, hits, idf, meant=""):
         score = sum(covered) + OWN_SHARE * own - RANK_PENALTY * place
         score -= LENGTH_PENALTY * excerpt.length() / EXCERPT_CHARS_MAX
         score += KIND_BONUS * any(map(excerpt.finds, looks))
+        score += KIND_BONUS * bool(topic and not looks and topic <= excerpt.opens)
         score += KIND_BONUS * (not code and asked.issuperset(excerpt.key()))
         candidates.append((score, covered, excerpt))
     if meant and candidates:
@@ -10901,7 +10928,7 @@ def _run_on(data, command, timeout_s):
 
 # =============================================================================
 # 47. Format -- the bytes of knowledge.json, a document a line [pure]
-#    Uses: Settings, Errors, Chunks, Documents
+#    Uses: Settings, Errors, Chunks, Ranking, Documents
 # =============================================================================
 
 # One document a line keeps the file easy to read and to compare, and lets a search
@@ -10944,13 +10971,9 @@ def document_of(record):
 
 
 def indexed(document):
-    """Return (title, text, chunks) to find a document by.
-
-    The title takes along the two folders around a file of the project, which name its
-    package and its subject where the file alone is __init__.py or README.md.
-    """
-    folders = [] if ":" in document.source else document.source.split("/")[-3:-1]
-    return " ".join([document.title, *folders]), document.text, document.chunks
+    """Return (title, text, chunks) to find a document by."""
+    title = full_title(document.title, document.source)
+    return title, document.text, document.chunks
 
 
 def parse_knowledge(data):
@@ -11453,11 +11476,9 @@ class Knowledge:
 
     def _set_aside(self, reason):
         self.damaged = keep_aside(self.path)
-        self._notice(
-            f"{self.path} is damaged ({reason}): kept as "
-            f"{os.path.basename(self.damaged)}; add your sources again, or mend that "
-            "file and put it back"
-        )
+        self._notice(f"{self.path} is damaged ({reason}): kept as "
+                     f"{os.path.basename(self.damaged)}; add your sources again, or "
+                     "mend that file and put it back")
 
     def _notice(self, sentence):
         self.notices.append(sentence)
@@ -11545,6 +11566,10 @@ class Knowledge:
             return (not kinds or kind in kinds) and in_scope(source, sources)
 
         return _wanted if sources or kinds else None
+
+    def openings(self, hits):
+        """Return the first chunk of each hit's document, as Hits."""
+        return self.hits_at([(0.0, self._numbers[hit.source], 0) for hit in hits])
 
     def hits_at(self, found):
         """Return the Hits of [(score, number, chunk index)], in that order."""
@@ -11689,12 +11714,10 @@ class Knowledge:
             remove_leftovers(self.path)
             if stamp_of(self.path) != self._base.stamp:
                 self._reload()
-            base = self._sound(lambda: write_base(
-                self._base, self.documents, self._changes, self.roots
-            ))
-            base.index.renumber({
-                self._numbers[source]: i for i, source in enumerate(self.documents)
-            })
+            base = self._sound(lambda: write_base(self._base, self.documents,
+                                                  self._changes, self.roots))
+            base.index.renumber({self._numbers[source]: i
+                                 for i, source in enumerate(self.documents)})
             self._base = base
             try:
                 write_index(self._base)
@@ -14333,7 +14356,7 @@ def is_written_call(text):
 
 # =============================================================================
 # 63. Review -- an answer against all that its conversation has shown
-#    Uses: Settings, Prose, Answers, Checking
+#    Uses: Settings, Text, Prose, Ranking, Questions, Answers, Checking
 # =============================================================================
 
 # What a model says is reviewed before it counts: once it may mend what its sources do
@@ -14372,13 +14395,16 @@ def review(question, text, register, idf):
     )
 
 
-def gathered(query, beside, knowledge, k, scopes):
-    """Return k hits: of a query, and of those beside it.
+def gathered(question, query, beside, knowledge, k, scopes):
+    """Return k hits: of a query, of those beside it, and where what it names begins.
 
     beside  list of str, searched by words alone
     """
-    rows = [knowledge.search(query, k, scopes),
-            *(knowledge.search_words(words, k, scopes) for words in beside)]
+    hits, topic = knowledge.search(query, k, scopes), set(heavy_tokens(question))
+    titled = [hit for hit in hits if topic
+              and topic.issubset(tokens(full_title(hit.title, hit.source)))]
+    rows = [hits, *(knowledge.search_words(words, k, scopes) for words in beside),
+            knowledge.openings(titled)]
     found = {(hit.source, hit.chunk): hit
              for row in zip_longest(*rows) for hit in row if hit}
     return list(found.values())[:k]
@@ -14519,7 +14545,7 @@ class Agent:
         """Search for free, before the model is asked; -> Retrieval."""
         query, *beside = self.requests.queries_of(question)
         scopes = self.calls.box.scopes
-        hits = gathered(query, beside, self.knowledge, k, scopes)
+        hits = gathered(question, query, beside, self.knowledge, k, scopes)
         return Retrieval(query, hits, self.memory.search(question))
 
     def _interrupt(self, turn):

@@ -4231,6 +4231,26 @@ class Test26Answers(unittest.TestCase):
         question = "What is the capital of Mars and who invented the telephone?"
         self.assertTrue(lr.extract(question, base.search(question), base.idf).refused)
 
+    def test_a_bare_topic_gets_what_introduces_it(self):
+        base = lr.Knowledge(None)
+        for name, text in {
+            **DEVICES,
+            "src/pump/__init__.py": '"""Moves water from tank to tank."""\n',
+            "src/pump/motor.py": '"""Turns."""\n\n\ndef start(pump_speed):\n    go(pump_speed)\n',
+            "src/valve.py": '"""Opens and closes pipes."""\n\n' + "\n\n".join(
+                f"def valve_{i}(valve):\n    return valve + {i}\n" for i in range(60)),
+        }.items():
+            base.add_text(text, name, os.path.basename(name))
+        for question, first in (
+            ("pump", '"""Moves water from tank to tank."""'), ("valve?", '"""Opens and'),
+            ("What is valve.py?", '"""Opens and'), ("Printer", "The printer stands"),
+            ("扫描仪是什么？", "扫描仪由安娜负责。"), ("scanner", "The scanner reads"),
+        ):
+            with self.subTest(question):
+                hits = lr.gathered(question, question, [], base, 4, ())
+                answer = lr.extract(question, hits, base.idf)
+                self.assertTrue(answer.text.startswith(first), answer.text)
+
     def test_a_large_base_needs_more_and_a_small_one_less(self):
         """It holds words of any question by chance; a few notes do not."""
         small, large = (lr.coverage_needed(lambda token, n=n: n) for n in (3.0, 9.0))
