@@ -318,7 +318,7 @@ EXTRACT_CHARS_MAX = 20 << 20    # of text from a page or an Office file
 NOTEBOOK_OUTPUT_CHARS = 500     # a result or the head of a table, not a log
 STYLE_PARENTS_MAX = 10      # styles may be based on each other in a ring
 
-# Questions, Answers
+# Excerpts, Questions, Answers
 EXCERPTS_MAX = 3            # one to three sentences answer; more is reading
 EXCERPT_CHARS_MAX = 400     # a lead-in takes its list along up to this
 ANSWER_COVERAGE_MIN = 0.19  # of the question's weight; see notes/answers.md
@@ -412,7 +412,7 @@ LINE_BYTES_MAX = 4000       # a person breaks lines of code and data before
 KNOWLEDGE_FORMAT = "lightrag/knowledge"
 KNOWLEDGE_VERSION = 1
 MAP_MAGIC = b"LRAGMAP1"
-INDEX_METHOD = 7151945309975091965  # of tokeniser and weights; a test tells it
+INDEX_METHOD = 583168397119047511  # of tokeniser and weights; a test tells it
 READ_TRIES = 30             # others may replace the file while it is read
 HITS = 4                    # passages a question gets when nobody says otherwise
 
@@ -717,7 +717,8 @@ REASON_LOOKS = r"""\b(?:because|since|so that|in order to|due to|reasons?|otherw
 VALUE_PHRASES = r"""\bwhat(?:'s| is| are)\b|\bvalues?\b|\bdefaults?\b|默认|默認
 是什[么麼]|是多少|[的取]值|等于|等於|定[义義]"""
 # Words that an answer puts otherwise, or leaves out: I read, was founded, f() method.
-SPARED_PHRASES = r"""\b(?:i|we|you|one|they|he|she|to) \w+
+SPARED_PHRASES = r"""\b(?:constant|variable|option|switch|flag|setting|equals?)\b
+\b(?:i|we|you|one|they|he|she|to) \w+
 \b\w+ed\b|\(\)`? \w+|\b(?:method|class) \w+"""
 RETURN_WORDS = r"\b(?:return|yield)s?\b|返回"
 # A question about one function or class: what it returns, takes or does, where it is.
@@ -1133,8 +1134,9 @@ _JOINT = r"(?:[-.'\u2019\u2010]|_+|(?<=\d),(?=\d{3}(?!\d)))"
 
 
 def _words_of(letter):
-    """Return a pattern of words of such letters, and of .NET."""
-    return rf"{letter}+(?:{_JOINT}{letter}+)*(?:\+\+|\#)?|(?<!\w)\.(?i:net)\b"
+    """Return a pattern of words of such letters, of .NET and of options as -i."""
+    return (rf"{letter}+(?:{_JOINT}{letter}+)*(?:\+\+|\#)?|(?<!\w)\.(?i:net)\b"
+            r"|(?<![\w-])-[A-Za-z](?![\w-])")
 
 
 WORD = Pattern(f"{_words_of(_LETTER)}|[{RUN_SIGNS}]+")
@@ -1307,8 +1309,8 @@ def word_tokens(word):
         if word.casefold() in NAMES_WITH_SIGNS:
             return (word.casefold(),)
         word = word.rstrip("+#")
-    if word[0] == ".":
-        return (".net", "net")
+    if word[0] in ".-":
+        return (".net", "net") if word[0] == "." else (word.casefold(),)
     word = _fold(word).replace("\u2019", "'").replace("\u2010", "-")
     if word.endswith(("'s", "'S")):
         word = word[:-2]
@@ -6038,6 +6040,9 @@ def _shown(pieces, hit):
         between = text[last_end:start]
         newlines = between.count("\n")
         goes_on = newlines == 0 or (newlines == 1 and between[-1] != "\n")
+        if (last in ("text", "lead") and what == "text" and newlines
+                and _is_term(text, last_start, last_end, start)):
+            kept[-1] = ("term", last_start, last_end)
         if what == "rule" and last in ("text", "lead"):
             kept[-1] = ("heading", last_start, last_end)
         elif (last == "item" and what in ("text", "lead") and goes_on
@@ -6048,6 +6053,20 @@ def _shown(pieces, hit):
     if all(what in ("heading", "names") for what, _, _ in kept):
         return [("text", start, end) for _, start, end in kept]
     return kept
+
+
+def _is_term(text, start, end, after):
+    """Tell whether a line stands above what is indented below it, as an option does."""
+    line = text[start:end]
+    plain = line[-1] not in ".。!！?？;；," and not line.isupper()
+    return (plain and "\n" not in line and len(line) <= HEADING_CHARS_MAX
+            and _indent(text, after) > _indent(text, start))
+
+
+def _indent(text, place):
+    """Return how far the line of a place is indented."""
+    line = text[text.rfind("\n", 0, place) + 1 : place]
+    return len(line) - len(line.lstrip())
 
 
 def _grouped(pieces, hit):
@@ -6063,6 +6082,9 @@ def _grouped(pieces, hit):
         after = _after_group(pieces, i, text)
         group = [piece[0] for piece in pieces[i:after]]
         whole = (start, pieces[after - 1][2])
+        below = head and _indent(text, start) > _indent(text, head[1])
+        if head and head[0] == "text" and not below:
+            head = None
         if what == "names":
             pass            # they hold every word and say nothing
         elif what == "heading":
@@ -6077,7 +6099,8 @@ def _grouped(pieces, hit):
             head = ("row", *whole)
         else:
             yield (whole,), above
-            head = ("row", *whole) if what == "row" else None
+            head = (("row", *whole) if what == "row" else
+                    ("text", start, end) if what == "term" else None)
         if "signature" in group:
             head = ("code", pieces[i + group.index("signature")][1], whole[1])
         before = pieces[i - 1][0] if i else ""
@@ -6102,7 +6125,7 @@ def _after_group(pieces, i, text):
             i += 1
         if what == "signature" and _fits(i, CODE):
             i += bool(DOCSTRING.match(text, text.find("\n", pieces[i - 1][2]) + 1))
-    elif what in ("lead", "comment"):
+    elif what in ("lead", "comment", "term"):
         while _fits(i, {what}):
             i += 1
         if _fits(i, {*SHOWN, "lead"}):
@@ -6146,7 +6169,7 @@ ANSWER_KINDS = (        # (what asks for it, what it looks like)
 EXACT_NAME = Pattern(
     r"(?!.*(?:Error|Exception)$)(?:v?\d+(?:\.\d+)+|[^\W.]+_[^.]*|[A-Z]{3,}"
     r"|(?:19|20)\d\d|[^\W\d_][^\W\d]*(?:-[^\W\d_]+)*-?\d+[\w-]*"
-    r"|[^\W_]*[a-z][A-Z][^\W_]*)"
+    r"|[^\W_]*[a-z][A-Z][^\W_]*|-[A-Za-z])"
 )
 # Words for what the question before was about; not those for these documents, or for
 # now (this project, 这个月), nor a "that" that goes on with a sentence.
@@ -6307,8 +6330,9 @@ def names_what_is_nowhere(question, hits, idf):
 
 def _holds_name(text, name):
     """Tell whether a text holds a name, however joined; a number as it stands."""
-    if "." in name:
-        return re.search(rf"(?<!\d)(?<!\d\.){re.escape(name)}(?!\d)", text)
+    if "." in name or name[0] == "-":
+        edge = r"[\w-]" if name[0] == "-" else r"\d"
+        return re.search(rf"(?<!{edge})(?<!\d\.){re.escape(name)}(?!{edge})", text)
     return squeezed(name) in squeezed(text)
 
 

@@ -4251,6 +4251,29 @@ class Test26Answers(unittest.TestCase):
                 answer = lr.extract(question, hits, base.idf)
                 self.assertTrue(answer.text.startswith(first), answer.text)
 
+    def test_what_is_told_below_a_line_is_told_of_it(self):
+        base = lr.Knowledge(None)
+        base.add_text(
+            "NAME\n       pack - put files into an archive\n\nOPTIONS\n"
+            "       -i     Ask before each file is overwritten.\n\n"
+            "       -v, --verbose\n              Name each file as it is packed.\n\n"
+            "       -n NUM\n              Use NUM threads. The default is one a core.\n",
+            "pack.txt")
+        base.add_text("The tool I use is v 3. A default is 5, -n aside.", "b.txt")
+        base.add_text(".. option:: --depth N\n\n   How deep links are followed. Zero is "
+                      "the first page alone.\n   The default is 4.\n\nThe end is near.\n",
+                      "c.rst")
+        for question, said in (
+            ("What does -i do?", "Ask before each file"), ("What is -v?", "Name each file"),
+            ("What is the default of -n?", "-n NUM"), ("-n 是什么意思？", "Use NUM threads"),
+            ("What is the default of --depth?", "option:: --depth N [1]\nThe default is 4."),
+            ("What does -z do?", ""), ("What does -c do?", ""),
+        ):
+            with self.subTest(question):
+                answer = lr.extract(question, base.search(question), base.idf)
+                self.assertEqual(answer.refused, not said, answer.text)
+                self.assertIn(said, answer.text)
+
     def test_a_large_base_needs_more_and_a_small_one_less(self):
         """It holds words of any question by chance; a few notes do not."""
         small, large = (lr.coverage_needed(lambda token, n=n: n) for n in (3.0, 9.0))
@@ -7238,7 +7261,7 @@ class Test48Store(unittest.TestCase):
             self.assertEqual(found[0].source, "another.txt")
 
     def test_the_index_of_another_tokeniser_is_never_used(self):
-        text = "getUserName() stores 3.11 naïve classes' settings. 历史压缩的阈值 = 12,000"
+        text = "getUserName() stores -i 3.11 naïve classes' settings. 历史压缩的阈值 = 12,000"
         text += lr.STOP_WORDS       # which are passed over for neighbours
         text += "".join(lr.SIMPLER)
         half = len(text) // 2
