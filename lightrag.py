@@ -713,6 +713,24 @@ PLACE_LOOKS = r"""(?-i:\b(?:in|at|near|from) (?:the )?[A-Z])|地[点點址区區
 REASON_PHRASES = r"""\bwhy\b|为什[么麼]|為什[么麼]|为何|為何|原因"""
 REASON_LOOKS = r"""\b(?:because|since|so that|in order to|due to|reasons?|otherwise)\b
 因[为為]|由[于於]|原因|以[便免]|[为為]了|所以|否[则則]|因此|避免"""
+# What asks for a date, year, price or telephone is answered only by what states one, or
+# speaks of it: whatever else is said of the thing says none.
+DATE_PHRASES = r"""\bwhen (?:did|was|were)\b|[哪几幾]一?[天月日号號点點]
+\b(?:what|which) (?:date|day|month|century)\b"""
+DATE_LOOKS = r"""\b(?:1[1-9]|20)\d\ds?\b|\b\d+ ?(?:bc|ad|bce|ce|[ap]\.?m)\b|\d ?[点點号號]
+\b(?:century|centuries|(?:year|month|week|day|hour|minute)s?|morning|evening|noon)\b
+\b(?:before|after|during|until|since|when|while|if|once|first|last|decades?|era)\b
+\b(?:spring|summer|autumn|winter|war|reign|night|period|\w+day|march|april|may|june)\b
+\b(?:july|(?:jan|feb|aug|sept?|oct|nov|dec)\w*)\b|\d(?:st|nd|rd|th|:\d\d)
+[年月日时時天周週期代初末前后後春夏秋冬晨晚早夜朝]"""
+YEAR_PHRASES = r"\b(?:what|which) year\b|[哪何]一?年"
+YEAR_LOOKS = r"\b(?:1[1-9]|20)\d\ds?\b|\byears?\b|年"
+PRICE_PHRASES = r"""\bhow much (?:does|do|did)\b.*\bcost\b|\b(?:price|cost|fee) of\b
+多少[钱錢]|[价價][格钱錢]"""
+PRICE_LOOKS = r"""[$€£¥元]|\b(?:euro|dollar|pound|cent|price|cost|fee)s?\b
+\b(?:free|usd|eur)\b|[钱錢费費价價块塊]"""
+PHONE_PHRASES = r"\bphone number\b|[电電][话話][号號]?[码碼]?是"
+PHONE_LOOKS = r"\d[\d -]{3,}\d|\bphone|[电電][话話]"
 # A question for what a name stands for: a line that gives it a value answers.
 VALUE_PHRASES = r"""\bwhat(?:'s| is| are)\b|\bvalues?\b|\bdefaults?\b|默认|默認
 是什[么麼]|是多少|[的取]值|等于|等於|定[义義]"""
@@ -6165,6 +6183,10 @@ ANSWER_KINDS = (        # (what asks for it, what it looks like)
     (r"\b(?:parameter|argument)s?\b|[参參][数數]", "|".join(CONSTRUCTORS)),
     (LIST_PHRASES, r"\n[ \t]*(?:[-*+•]|\d{1,3}[.)、])\s"),
 )
+REQUIRED_KINDS = (      # the same, where nothing else answers
+    (DATE_PHRASES, DATE_LOOKS), (YEAR_PHRASES, YEAR_LOOKS),
+    (PRICE_PHRASES, PRICE_LOOKS), (PHONE_PHRASES, PHONE_LOOKS),
+)
 # v2.5, 2024, X500, getUser, get_user, CEO; no file or error, these may be the asker's.
 EXACT_NAME = Pattern(
     r"(?!.*(?:Error|Exception)$)(?:v?\d+(?:\.\d+)+|[^\W.]+_[^.]*|[A-Z]{3,}"
@@ -6270,12 +6292,20 @@ def _linked(left, right):
 
 def looks_of(question):
     """Return the patterns of what a question asks for: a number, a place, a value."""
-    looks = [_any_row(look) for asks, look in ANSWER_KINDS
-             if _any_row(asks).search(question)]
+    looks = _asked_for(question, ANSWER_KINDS)
     names = "|".join(map(re.escape, filter(EXACT_NAME.fullmatch, words_of(question))))
     if names and _any_row(VALUE_PHRASES).search(question):
         looks.append(re.compile(VALUE_LINE.format(names), re.MULTILINE))
     return looks
+
+
+def required_looks(question):
+    """Return the patterns without which nothing answers a question: a date, a price."""
+    return _asked_for(question, REQUIRED_KINDS)
+
+
+def _asked_for(question, kinds):
+    return [_any_row(look) for asks, look in kinds if _any_row(asks).search(question)]
 
 
 def asked_definition(question):
@@ -6568,7 +6598,8 @@ def best_excerpts(question, hits, idf, meant=""):
     named = meant if meant and refers_back(question) else question
     if names_what_is_nowhere(named, hits, idf):
         return 0.0, []
-    wanted, asked, candidates = bare and looks, set(tokens(question)), []
+    wanted = bare and looks or required_looks(question)
+    asked, candidates = set(tokens(question)), []
     topic = set(heavy_tokens(question))
     name = ""
     if any(hit.kind == "code" for hit in hits):

@@ -4274,6 +4274,30 @@ class Test26Answers(unittest.TestCase):
                 self.assertEqual(answer.refused, not said, answer.text)
                 self.assertIn(said, answer.text)
 
+    def test_a_date_or_price_is_stated_where_it_is_asked_for(self):
+        said = "The printer stands on the second floor. It takes jobs on port 9100."
+        more = " It was bought in March 2021. It was 300 euros. Call 555-0199 for help."
+        chinese = "打印机放在二楼厨房旁边，使用 9100 端口。"
+        for question, bare, full in (
+            ("When was the printer bought?", "", "March 2021"),
+            ("Which year is the printer from?", "", "March 2021"),
+            ("How much did the printer cost?", "", "300 euros"),
+            ("What is the phone number for the printer?", "", "555-0199"),
+            ("Which port does the printer use?", "9100", "9100"),
+            ("打印机多少钱？", "", "300 元"), ("打印机是哪一年买的？", "", "2021"),
+        ):
+            for words, text in ((bare, said), (full, said + more)):
+                if not question.isascii():
+                    text = chinese + "2021 年买来，花了 300 元。" * (words != "")
+                hit = hit_of(text, title="Printer 打印机")
+                with self.subTest(question=question, text=text):
+                    answer = self.ask(question, hit)
+                    self.assertEqual(answer.refused, not words, answer.text)
+                    self.assertIn(words, answer.text)
+        dated = hit_of("Tool use is there for all.", heading="Notes > 30 May 2024")
+        answer = self.ask("On what date was tool use there for all?", dated)
+        self.assertIn("Tool use", answer.text)      # the heading dates it
+
     def test_a_large_base_needs_more_and_a_small_one_less(self):
         """It holds words of any question by chance; a few notes do not."""
         small, large = (lr.coverage_needed(lambda token, n=n: n) for n in (3.0, 9.0))
