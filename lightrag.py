@@ -1090,7 +1090,7 @@ def _setting(name, value, where):
         if kind is int and (number := number_of(value, least)) is not None:
             return number
         if kind is str and isinstance(value, str) and (not words or value in words):
-            return value
+            return value.strip()
     except KeyError:
         pass
     wanted = {bool: "1 or 0", int: f"a number from {least} to {NUMBER_MAX}",

@@ -10627,6 +10627,11 @@ class Test04Choices(unittest.TestCase):
             other = {variable + "_BASE_URL": "https://b.test"}
             self.assertNotIn(KEY, lr.read_settings(other, config))
 
+    def test_blanks_of_the_configuration_are_no_address(self):
+        texts = [name for name, choice in lr.CHOICES.items() if choice.default == ""]
+        found = lr.read_settings({}, dict.fromkeys(texts, " \t"))._asdict()
+        self.assertEqual({found[name] for name in texts}, {""})
+
     def test_the_help_names_each_setting_with_its_default_and_why(self):
         project = Project(self)
         for words in (("--help", "settings"), ("help", "settings"), ("settings", "-h")):
@@ -14535,6 +14540,14 @@ class Test97CommandLine(unittest.TestCase):
                 self.assertEqual(found, code)
                 self.assertEqual("--yes" in rest, code == 5)
                 self.assertNotIn("Traceback", rest)
+
+    def test_measuring_asks_no_endpoint_that_nobody_named(self):
+        script = os.path.join(HERE, "notes", "measure_hybrid.py")
+        for words, named in (((), b"EMBEDDING_BASE_URL"),
+                             (("--whole", "--pick"), b"OPENAI_BASE_URL")):
+            run = self.project.run("none", "none", *words, file=script)
+            self.assertEqual((run.returncode, run.stdout), (2, b""))
+            self.assertIn(named, run.stderr.splitlines()[-1])
 
     def test_home_by_flag_and_environment(self):
         home = os.path.join(self.project.folder, "elsewhere")

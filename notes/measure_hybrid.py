@@ -197,8 +197,12 @@ def main():
     parser.add_argument("--tool", default=os.path.join(HERE, "..", "lightrag.py"))
     options = parser.parse_args()
     tool = load_tool(options.tool)
-    embedder = None if options.whole else tool.Embedder(
-        tool.read_settings(os.environ, {}))
+    settings = tool.read_settings(os.environ, {})
+    if not (options.whole or settings.embedding_base_url):
+        parser.error("no embeddings endpoint: set EMBEDDING_BASE_URL, or take --whole")
+    if (options.pick or options.expand) and not settings.base_url:
+        parser.error("--pick and --expand want a chat model: set OPENAI_BASE_URL")
+    embedder = None if options.whole else tool.Embedder(settings)
     rows = rows_wanted(tool, options, embedder)
     print("set          from   answered  refused of each" if options.refusals else
           "set          mode     questions     R4    R10  MRR10 nDCG10")
