@@ -680,7 +680,7 @@ GRAMMAR_SIGNS = frozenset(
 ASKING_WORDS = """
 work mean happen use make need want get find call name know define compute calculate
 handle implement function purpose difference differ example type kind way thing many
-much long first main
+much long first main about
 """
 # This one of these, of the asker's own, is not what the question before was about.
 DEICTIC_WORDS = (
@@ -6658,14 +6658,15 @@ def _choose(candidates):
 def _about(candidates, question, meant, idf):
     """Return the candidates that say most of a follow-up, then of what it leans on.
 
-    Something of what it refers back to has to be there.
+    Something of what a short one refers back to has to be there.
     """
     words, own = weighted_words(meant, idf), {t for t, _ in question_tokens(question)}
     least = NEARLY_AS_GOOD * max(sum(covered) for _, covered, _ in candidates)
     rows = [(score, covered_words(words, row.found | row.context), covered, row)
             for score, covered, row in candidates if sum(covered) >= least]
     _, about, *_ = max(rows, key=lambda row: row[0] + sum(row[1]))
-    least, refers = NEARLY_AS_GOOD * sum(about), refers_back(question)
+    least = NEARLY_AS_GOOD * sum(about)
+    refers = own_words_of(question) < UNCLEAR_WORDS_MAX and refers_back(question)
     if refers and not any(a for (token, _), a in zip(words, about) if token not in own):
         return []
     return [(score + sum(about), covered, excerpt)

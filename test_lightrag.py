@@ -9866,6 +9866,8 @@ class Test64Agent(AgentCase):
              ("Who looks after it?", "Tom Reyes"), ("Why?", ""),
              ("Which port does the web server use?", "8443"), ("Why?", "need root rights"),
              ("And the dishwasher?", ""), ("And the printer?", "9100"),
+             ("What about the scanner?", "40 pages"),
+             ("How do I reset that printer in the hall, or is it out of order?", "green"),
              ("How many pages a minute does the scanner read?", "40 pages")),
             (("打印机放在哪里？", "二楼"), ("为什么？", "方便"), ("谁负责它？", "赵强"),
              ("扫描仪呢？", "安娜"), ("怎么重置密码？", "忘记密码")),
