@@ -4087,9 +4087,10 @@ class MarkupReader:
             self._close(_P, BLOCKS_BUT_P)
         if name in IMPLIED_END:
             self._close(*IMPLIED_END[name])
-        of_formula = self.stack and self.stack[-1].name == "math"
-        if of_formula and name == "annotation" and "tex" in attributes.lower():
-            del self.events[self.stack[-1].start :]     # 106; it says 10^6
+        if (name == "annotation" and "tex" in attributes.lower()
+                and self.stack and self.stack[-1].name == "math"):
+            formula = self.stack[-1]
+            del self.events[formula.start + bool(formula.fate) :]   # 106; it says 10^6
             return
         fate = self.fate_of(name, attributes)
         if name in VOID:

@@ -2488,6 +2488,7 @@ class Test18Markdown(unittest.TestCase):
             (f"<table><tr><td>{formula('10^6')}<td>x</table>", "10^6 | x"),
             (f"<p>a<i hidden>{formula('10^6')}</i><img aria-hidden=true alt='10^6'>b", "a 10^6 b"),
             ("<math><mi>x</mi><annotation-xml><ci>y</ci></annotation-xml></math>", "x"),
+            ("<math hidden><annotation encoding=tex><hr><ul>x", "x"),
         ):
             with self.subTest(page):
                 self.assert_text(page, text)
