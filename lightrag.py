@@ -1503,6 +1503,7 @@ WORD_GOES_ON = Pattern(
 )
 
 SURROGATE = Pattern("[\ud800-\udfff]")
+BYTES_TYPED = Pattern("[\udc80-\udcff]{2,}")
 # What drives a terminal: C0 and C1 codes but newline and tab, DEL, and the signs that
 # turn the direction of writing, with which a line can show other than it says.
 CONTROL = Pattern(
@@ -1575,13 +1576,21 @@ def estimate_tokens(text):
 def whole_characters(text):
     """Join pairs of surrogates, and put U+FFFD for each half that stands alone.
 
-    For every text on its way out: a request, a file, a terminal.
-    >>> ascii(whole_characters("\\ud83c\\udf78 \\udcb0"))
-    "'\\\\U0001f378 \\\\ufffd'"
+    For every text on its way out: a request, a file, a terminal; and for one that a
+    person typed, whose bytes are halves where the locale says nothing of UTF-8.
+    >>> ascii(whole_characters("\\ud83c\\udf78 \\udcb0 \\udce4\\udcb8\\udcad"))
+    "'\\\\U0001f378 \\\\ufffd \\\\u4e2d'"
     """
     if not SURROGATE.search(text):
         return text
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+    return SURROGATE.sub("\ufffd", BYTES_TYPED.sub(_read_bytes, text))
+
+
+def _read_bytes(found):
+    """Return the characters that bytes kept as halves are in UTF-8, if any."""
+    data = found[0].encode("ascii", "surrogateescape")
+    return data.decode("utf-8", "surrogateescape")
 
 
 def json_text(data):
@@ -16512,7 +16521,7 @@ def show_settings(environ, console):
 def search_command(options, console):
     """Find the passages that match best, without a model."""
     knowledge = open_knowledge(options, console)
-    query = " ".join(options.words)
+    query = whole_characters(" ".join(options.words))
     sources = searched(options, knowledge, console)
     hits = knowledge.search(query, options.k, sources, options.kind)
     for kind in () if hits else options.kind:
@@ -16661,7 +16670,7 @@ def piped_hits(text, question):
         return [whole]
     aside = Knowledge(None)
     aside.add_text(text, "-", title, "text")
-    return aside.search(question, INPUT_HITS) or [whole]
+    return aside.search(whole_characters(question), INPUT_HITS) or [whole]
 
 
 def files_named(question, knowledge, options, console):
@@ -16874,7 +16883,7 @@ def show_sources(citations, question, console):
 
 # =============================================================================
 # 78. Asking -- one question: its answer, and what --json says of it
-#    Uses: Settings, Errors, Context, Intake, Attachments, Setup, Telling
+#    Uses: Settings, Errors, Prose, Context, Intake, Attachments, Setup, Telling
 # =============================================================================
 
 # With a model the agent answers, without one the documents do, word for word; what
@@ -16914,7 +16923,8 @@ def tell_answer(setup, question, attach, as_json=False):
     attach  callable(question, knowledge, options, console) -> the Hits beside it
     """
     agent, options, console = setup.agent(), setup.options, setup.console
-    telling = Telling(console, question, not setup.hold, as_json)
+    asked = whole_characters(question)      # a path in it stays as it was typed
+    telling = Telling(console, asked, not setup.hold, as_json)
     if setup.unused:
         console.warn(setup.unused)
         telling.warnings.append(setup.unused)
@@ -16922,7 +16932,7 @@ def tell_answer(setup, question, attach, as_json=False):
     scopes = tuple(searched(options, agent.knowledge, console))
     try:
         with contextlib.closing(
-            agent.ask(question, options.k, scopes, attached)
+            agent.ask(asked, options.k, scopes, attached)
         ) as events:
             for event in events:
                 telling.show(event)
@@ -16988,7 +16998,7 @@ def memory_command(options, console):
         raise memory.unread
     for notice in memory.notices:
         console.warn(notice)
-    rows = run(memory, " ".join(words), options)
+    rows = run(memory, whole_characters(" ".join(words)), options)
     facts = memory.facts if action == "undo" else [fact for _, fact in rows]
     if options.json:
         console.emit({"facts": [fact._asdict() for fact in facts]})

@@ -14534,6 +14534,21 @@ class Test97CommandLine(unittest.TestCase):
             run = self.project.run("list", python=("-c", code.format(error)))
             self.assertEqual((run.returncode, run.stdout, run.stderr[:9]), (status, b"", said))
 
+    def test_a_question_in_a_locale_that_knows_no_utf_8(self):
+        bare = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+        self.project.write("部署.md", "# 部署\n\n部署端口是 8080。\n")
+        self.assertEqual(self.project.run("add", ".", "-y", **bare).returncode, 0)
+        for words in (("ask", "历史压缩的触发阈值是多少？"), ("search", "历史压缩"),
+                      ("ask", "部署端口是多少？", "-s", "部署.md")):
+            run = self.project.run(*words, "--json", **bare)
+            said = json.loads(run.stdout)
+            self.assertEqual(said.get("question", said.get("query")), words[1])
+            self.assertIn("4000" if len(words) == 2 else "8080", json.dumps(said))
+        run = self.project.run("ask", "部署端口 @部署.md", "--json", **bare)
+        self.assertEqual(json.loads(run.stdout)["question"], "部署端口 @部署.md")
+        run = self.project.run("memory", "add", "端口是 8080", "--json", **bare)
+        self.assertEqual(json.loads(run.stdout)["facts"][0]["text"], "端口是 8080")
+
     def test_PRM_1_at_a_real_terminal(self):
         for typed, code in (("y\n", 0), ("\x04", 5), ("\x03", 130), ("n\n", 5)):
             with self.subTest(typed=typed):
