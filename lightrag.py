@@ -7889,7 +7889,8 @@ class Deltas:
                 delta = choice.get("message")
             if isinstance(delta, dict):
                 yield from self._add_delta(delta)
-            self.finish = str(choice.get("finish_reason") or self.finish)
+            finish = choice.get("finish_reason") or choice.get("finishReason")
+            self.finish = str(finish or self.finish)
             self.whole = self.whole or bool(choice.get("message"))
 
     def _add_usage(self, usage):
@@ -8130,6 +8131,9 @@ Rewrite the last question so that it can be understood and searched for without 
 conversation. Answer with the question alone, in its own language."""
 
 DATA_MARK = Pattern(r"\[data (\w+) ")
+END_TOKEN = Pattern(
+    r"(?:(?:<\|(?:im_end|eot_id|end|endoftext|return)\|>|</s>|<end_of_turn>"
+    r"|<\uff5cend\u2581of\u2581sentence\uff5c>)\s*)+\Z")
 ONE_MARK = r"(?:[1-9]\d?\s*(?:[-–—~～至到]|to)\s*[1-9]\d?|\d{1,4})"
 MARK = Pattern(     # [1], [2, 3], 【4】 and, as models vary it, [^1] [ 1 ] \[1\] 【1†a】
     # ［1］ [1-3] [1 and 2] [Passage 3] 【来源：2】; the page's script reads it so, too
@@ -8201,12 +8205,17 @@ def fenced(text, label_text, nonce):
 
 
 def unfenced(text, nonce):
-    """Return an answer without the markers of its data, which small models repeat.
+    """Return an answer without the markers of its data and of its end.
+
+    Small models repeat the former; servers with a wrong template leave the latter.
 
     >>> unfenced("[data 5f [1] A page]\\nIt is 5 [1].\\n[end 5f]", "5f")
     'It is 5 [1].\\n'
+    >>> unfenced("It is 5 [1].<|im_end|>", "5f")
+    'It is 5 [1].'
     """
-    return re.sub(rf"\[(?:data|end) {nonce}\b(?:[^][\n]|\[[^][\n]*\])*\]\n?", "", text)
+    text = re.sub(rf"\[(?:data|end) {nonce}\b(?:[^][\n]|\[[^][\n]*\])*\]\n?", "", text)
+    return END_TOKEN.sub("", text)
 
 
 def passage_block(source, nonce):
@@ -14540,8 +14549,9 @@ class Done:
 class _Turn:
     """What is known of the turn that is under way."""
 
-    def __init__(self, question, steps):
+    def __init__(self, question, steps, stream):
         self.question, self.steps = question, steps     # tool steps that are left
+        self.stream = stream        # bool, the next answer is asked for as it comes
         self.start = None           # where it begins in the conversation, once it does
         self.hits, self.parts = [], []
         self.offered = None         # the tools of the last request
@@ -14583,7 +14593,7 @@ class Agent:
         Events    Retrieval, Reset, Step, Done, and those of Model.chat but its Turn
         Raises    KeyboardInterrupt as it comes; the history is valid then, too
         """
-        turn = _Turn(question, self.settings.max_steps)
+        turn = _Turn(question, self.settings.max_steps, self.settings.stream)
         self.calls.box = self.calls.box._replace(scopes=scopes)
         if self.model is None:
             found = self._retrieve(question, k)
@@ -14672,6 +14682,9 @@ class Agent:
                 yield Reset()
                 yield Notice("the model wrote a call as text; it answers without tools "
                              "now")
+            elif (turn.offered and turn.stream and reply.finish == "stop"
+                  and not (reply.text.strip() or reply.incomplete)):
+                turn.stream = False     # some servers lose the calls of a stream
             elif not self._asks_again(turn, reply):
                 break
             else:
@@ -14718,7 +14731,7 @@ class Agent:
         if notice:
             yield notice
         options = self.requests.options()
-        events = self.model.chat(request, tools, self.settings.stream, "", options,
+        events = self.model.chat(request, tools, turn.stream, "", options,
                                  self.hold)
         for event in events:
             if isinstance(event, Turn):

@@ -4907,6 +4907,7 @@ class Test34Deltas(unittest.TestCase):
         half = b'data: {"choices": [{"delta": {"content": "lo'
         for stream, incomplete in (
             (sse(text, end=b""), "cut off"), (sse(text, stop, end=b""), ""),
+            (sse(text, {"choices": [{"finishReason": "stop"}]}, end=b""), ""),
             (sse(text), ""), (sse(text, half, end=b""), "damaged"),
             (sse(text, {"error": {"message": "Overloaded"}}, stop), "Overloaded"),
             (sse(text, {"error": "Overloaded"}), "Overloaded"),
@@ -9568,6 +9569,23 @@ class Test64Agent(AgentCase):
 
         self.done(self.agent(_play, max_steps=50), "retry limit?")
         self.assertEqual(len(self.bodies), 4)
+
+    def test_an_empty_answer_is_asked_for_once_more_in_one_piece(self):
+        call = {"id": "a", "function": {"name": "rag_search", "arguments": '{"query": "x"}'}}
+        whole = {"choices": [{"message": {"tool_calls": [call]}, "finish_reason": "tool_calls"}]}
+        turns = iter([told(""), [answer(200, json.dumps(whole).encode())], told("It is 5 [1].")])
+        done = self.done(self.agent(lambda body: next(turns)), "retry limit?")
+        self.assertEqual((done.mode, done.answer), ("model", "It is 5 [1]."))
+        self.assertEqual([body["stream"] for body in self.bodies], [True, False, False])
+        done = self.done(self.agent(lambda body: told("")), "retry limit?")
+        self.assertEqual((done.mode, len(self.bodies)), ("extract", 2))
+
+    def test_a_token_that_ends_an_answer_is_no_part_of_it(self):
+        for token in ("<|im_end|>", "</s>", "\n<|eot_id|>\n", "<end_of_turn><|endoftext|>"):
+            done = self.done(self.agent(lambda body, token=token: told("It is 5 [1]." + token)),
+                             "retry limit?")
+            self.assertEqual(done.answer.strip(), "It is 5 [1].")
+            self.assertIn(lr.Reset(), self.events)
 
     def test_TC_4_a_call_written_as_text_is_no_answer(self):
         for text in ('<tool_call>\n{"name": "rag_search", "arguments": {}}\n</tool_call>',
