@@ -5591,6 +5591,9 @@ PACKED_KINDS = {
 PACKED_MARKS = (b"PK\x03\x04", OLE_MARK)
 PDFTOTEXT_MEDIA = "text/x-pdftotext"    # a PDF whose text the caller has taken out
 TEXT_MEDIA = Pattern(r"text/|.*[/+](?:x-)?(?:json|xml|javascript|ecmascript|sh)$")
+LEVEL_1 = Pattern(
+    r" {0,3}(?:#(?!#)|[^#\s][^\n]*(?:\n[^\n]+){0,3}?\n {0,3}=+[ \t]*$)", re.MULTILINE
+)
 LOOKS_LIKE_HTML = Pattern(
     rb"\s*(<\?xml[^>]*>\s*)?(<!--((?!-->).)*-->\s*)*"
     rb"<(!doctype\s+html|html|head|body)\b",
@@ -5721,20 +5724,22 @@ def _read_markdown(text):
 
 
 def _markdown_title(text):
-    """Return the first heading, also one that is written in HTML above it."""
-    block = next((block for block in markdown_blocks(text) if block.heading), None)
+    """Return the first heading of level 1, also in HTML, else one that is alone on top.
+
+    Of several at a lower level none says what all of the text is about.
+    """
+    tops = [(block.start, block.heading) for block in markdown_blocks(text)
+            if block.heading and not block.whole and " > " not in block.heading]
+    first = next((top for top in tops if LEVEL_1.match(text, top[0])), None)
     html = re.search(r"<h1\b.*?</h1>", text[:HEAD_BYTES], re.DOTALL | re.IGNORECASE)
-    if html and (block is None or html.start() < block.start):
+    if html and not (first and first[0] < html.start()):
         return html_to_markdown(html[0])[0]
-    return block.heading if block else ""
+    return first[1] if first else tops[0][1] if len(tops) == 1 else ""
 
 
 def _read_rst(text):
-    return _first_heading(rst_blocks(text)), text, []
-
-
-def _first_heading(blocks):
-    return next((block.heading for block in blocks if block.heading), "")
+    headings = (block.heading for block in rst_blocks(text) if block.heading)
+    return next(headings, ""), text, []
 
 
 def _read_pdf_text(text):
@@ -5813,7 +5818,7 @@ def _read_notebook(text):
         raise SourceError("it is not a notebook that can be read: no cell of it is one")
     warning = f"{lost} of its {len(cells)} cells cannot be read in full" if lost else ""
     text = "\n\n".join(blocks)
-    return _first_heading(markdown_blocks(text)), text, [warning]
+    return _markdown_title(text), text, [warning]
 
 
 def _items(data, key):

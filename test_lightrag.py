@@ -3275,7 +3275,13 @@ class Test23Documents(unittest.TestCase):
     def test_titles(self):
         for name, text, title in (
             ("a/n.md", "---\ntitle: 'X: y'\n---\n# Z", "X: y"),
-            ("n.md", "intro\n\n## First *one*\n# Second", "First *one*"),
+            ("n.md", "intro\n\n# First *one*\n# Second", "First *one*"),
+            ("n.md", "## Badges\n\n# First\n\n## More", "First"),
+            ("n.md", "## Badges\n\nThe first\nof two lines\n===\n", "The first of two lines"),
+            ("n.md", "intro\n\n## Only\n\n### Part\n\n### Part", "Only"),
+            ("n.md", "## Install\n\ntext\n\n## Use", "n.md"),
+            ("n.md", "Install\n---\n\nUse\n---", "n.md"),
+            ("n.md", "```\n# no\n```\n\n    # no\n\n## Only", "Only"),
             ("n.md", "---\nTitle: >\n  folded\n---\n# Z", "Z"),
             ("n.md", "<h1 align=center>\n<img alt=A> tool</h1>\n\n## Use", "A tool"),
             ("n.md", "# Use\n\n<h1>no</h1>", "Use"),
