@@ -997,6 +997,22 @@ MISSHAPEN = (ValueError, LookupError, TypeError, AttributeError, RecursionError,
              OverflowError)
 
 
+def check_format(whole, name, version):
+    """Refuse what is not of a format, or of a later version than this file knows.
+
+    whole   the JSON of a stored file, of any shape
+    Raises  one of MISSHAPEN when it is no such file, StorageError when it is newer
+
+    >>> check_format({"format": "lightrag/x", "version": 1}, "lightrag/x", 1)
+    """
+    if whole["format"] != name:
+        raise ValueError(f"its format is not {name}")
+    if int(whole["version"]) > version:
+        raise StorageError(f"this {posixpath.basename(name)} file has version "
+                           f"{int(whole['version'])}, this lightrag.py reads "
+                           f"{version}: get a newer copy")
+
+
 # =============================================================================
 # 4. Choices -- what a user may set: flag, environment, config.json [pure]
 #    Uses: Settings, Errors
@@ -11064,19 +11080,12 @@ def parse_knowledge(data):
     """
     try:
         whole = json.loads(data.decode("utf-8-sig"))    # an editor may have marked it
-        if whole["format"] != KNOWLEDGE_FORMAT:
-            raise ValueError(f"its format is not {KNOWLEDGE_FORMAT}")
-        version = int(whole["version"])
-        if version <= KNOWLEDGE_VERSION:
-            roots = [{key: str(root[key]) for key in ("source", "chunker")}
-                     for root in whole["roots"]]
-            return roots, [document_of(record) for record in whole["documents"]]
+        check_format(whole, KNOWLEDGE_FORMAT, KNOWLEDGE_VERSION)
+        roots = [{key: str(root[key]) for key in ("source", "chunker")}
+                 for root in whole["roots"]]
+        return roots, [document_of(record) for record in whole["documents"]]
     except (KeyError, TypeError, RecursionError, OverflowError) as error:
         raise ValueError(f"its shape is wrong: {error!r}") from None
-    raise StorageError(
-        f"knowledge.json has version {version}, this lightrag.py reads "
-        f"{KNOWLEDGE_VERSION}: get a newer copy"
-    )
 
 
 def parse_line(line):
@@ -12168,13 +12177,7 @@ class Memory:
             return
         try:
             whole = json.loads(data.decode("utf-8-sig"))    # as parse_knowledge does
-            if whole["format"] != MEMORY_FORMAT:
-                raise ValueError(f"its format is not {MEMORY_FORMAT}")
-            if int(whole["version"]) > MEMORY_VERSION:
-                raise StorageError(
-                    f"memory.json has version {whole['version']}, this lightrag.py "
-                    f"reads {MEMORY_VERSION}: get a newer copy"
-                )
+            check_format(whole, MEMORY_FORMAT, MEMORY_VERSION)
             facts = [fact_of(record) for record in whole["facts"]]
             changes = [[[fact_of(record) for record in side] for side in (gone, come)]
                        for gone, come in whole.get("changes", [])]
@@ -12395,10 +12398,9 @@ class Conversation:
 def conversation_of(record):
     """Return the Conversation of a saved record.
 
-    Raises ValueError, LookupError, TypeError or AttributeError when its shape is wrong
+    Raises one of MISSHAPEN when its shape is wrong, StorageError when it is newer
     """
-    if (record["format"], record["version"]) != (SESSION_FORMAT, SESSION_VERSION):
-        raise ValueError(f"its format is not {SESSION_FORMAT} {SESSION_VERSION}")
+    check_format(record, SESSION_FORMAT, SESSION_VERSION)
     messages = close_calls(record["messages"], CANCELLED)
     if problems := history_problems(messages):
         raise ValueError(problems[0])

@@ -10298,6 +10298,11 @@ class Test52Conversation(AgentCase):
                 file.flush()
                 with self.assertRaises(lr.StorageError):
                     lr.load_conversation(folder, "x")
+        for version, said in ((2, "newer copy"), ("x", "damaged"), (math.inf, "damaged")):
+            with open(os.path.join(folder, "x.json"), "w", encoding="utf-8") as file:
+                json.dump({**whole, "version": version}, file)
+            with self.assertRaisesRegex(lr.StorageError, said):
+                lr.load_conversation(folder, "x")
         with self.assertRaises(lr.NotFoundError):
             lr.load_conversation(folder, "../x")
 
