@@ -708,7 +708,8 @@ QUANTITY_SIGNS = r"""\d|[〇一二两兩三四五六七八九十百千万萬亿�
 LIST_PHRASES = r"""\bwhat are\b|\bwhich\b.*\bare\b|\blist\b|\bsteps\b
 \bhow (?:do|can|to)\b|哪些|哪[几幾]|[几幾][种種个個点點步]|步骤|步驟|列[出举舉]|包[括含]"""
 PLACE_PHRASES = r"""\bwhere\b|哪[里裡儿兒]|何[处處地]|在哪|什[么麼]地方"""
-PLACE_LOOKS = r"""(?-i:\b(?:in|at|near|from) (?:the )?[A-Z])|地[点點址区區]|位[于於置]
+PLACE_LOOKS = r"""\b(?:floor|next to)\b|(?-i:\b(?:in|at|near|from) (?:the )?[A-Z])
+地[点點址区區]|位[于於置]
 (?m:^)\W*(?:place|location|room|venue|address|where)\W*[:：]|[省市县縣区區镇鎮村路街楼樓室州国國]"""
 REASON_PHRASES = r"""\bwhy\b|为什[么麼]|為什[么麼]|为何|為何|原因"""
 REASON_LOOKS = r"""\b(?:because|since|so that|in order to|due to|reasons?|otherwise)\b
@@ -6420,7 +6421,8 @@ def search_query(question, earlier):
 
     A question of one word, or that refers back, takes the one before along.
 
-    earlier  str, what the turn before searched for, or empty
+    earlier  str, what the turn before searched for, or empty; on a second line what is
+             not meant by "it"
     >>> search_query("and how do I change it?", "What is the retry limit?")
     ('and how do I change it? What is the retry limit?', True)
     >>> search_query("那银牌呢？", "金牌服务响应时间多久？")
@@ -6430,29 +6432,33 @@ def search_query(question, earlier):
     """
     if not earlier:
         return question, True
-    if another := asked_of_another(question, earlier):
+    if another := asked_of_another(question, earlier.replace("\n", " ")):
         return another, True
     own, refers = own_words_of(question), refers_back(question)
-    bare = own <= 1
+    bare, (subject, _, rest) = own <= 1, earlier.partition("\n")
     leans = bare or refers or ANOTHER.fullmatch(question)
-    query = f"{question} {earlier[-EARLIER_CHARS_MAX:]}" if leans else question
+    before = subject if refers else f"{subject} {rest}".strip()
+    query = f"{question} {before[-EARLIER_CHARS_MAX:]}" if leans else question
     return query, bare or not leans and own > UNCLEAR_WORDS_MAX
 
 
-def carried(earlier, said):
-    """Return what a follow-up takes along of the question before it.
+def carried(earlier, asked, said):
+    """Return the question before, as the next one may lean on it.
 
     earlier  str, that question; on a second line what it leaned on itself, of which
-             only that is taken which its answer says, too
+             only that stays which its answer says, too
+    asked    str, the last question; another than that one tells nothing of it
     said     str, the answer and what its sources stand under; "" = it was refused
-    >>> carried("And the printer?\\nWhich port does the web server use?", "Port 9100.")
-    'And the printer? port'
+    >>> before = "And the printer?\\nWhich port does the web server use?"
+    >>> carried(before, "And the printer?", "Port 9100.")
+    'And the printer?\\nport'
     """
     own, _, leaned = earlier.partition("\n")
-    if not said:
-        return leaned or own
+    if asked != own or not leaned:
+        return earlier
     found = set(tokens(said))
-    return " ".join([own, *(t for t, _ in question_tokens(leaned) if t in found)])
+    kept = " ".join(token for token, _ in question_tokens(leaned) if token in found)
+    return f"{own}\n{kept}" if said else leaned
 
 
 def refers_back(question):
@@ -6624,14 +6630,14 @@ def best_excerpts(question, hits, idf, meant=""):
     meant  str, what a follow-up asks, with what it leans on
     """
     looks, bare = looks_of(question), meant and not own_words_of(question)
+    wanted = required_looks(question) or bare and looks
     if bare:
         question, meant = meant, ""
     named = meant if meant and refers_back(question) else question
     if names_what_is_nowhere(named, hits, idf):
         return 0.0, []
-    wanted = bare and looks or required_looks(question)
-    asked, candidates = set(tokens(question)), []
-    topic = set(heavy_tokens(question))
+    asked, topic = set(tokens(question)), set(heavy_tokens(question))
+    candidates, unfit = [], 0.0     # the most that one covers which looks otherwise
     name = ""
     if any(hit.kind == "code" for hit in hits):
         name, question = asked_definition(question)
@@ -6646,6 +6652,7 @@ def best_excerpts(question, hits, idf, meant=""):
             continue        # its head alone says as much
         above = " ".join(excerpt.context)
         if wanted and not any(excerpt.finds(w) or w.search(above) for w in wanted):
+            unfit = max(unfit, sum(covered))
             continue
         own = sum(covered_words(words, excerpt.found))
         score = sum(covered) + OWN_SHARE * own - RANK_PENALTY * place
@@ -6654,6 +6661,9 @@ def best_excerpts(question, hits, idf, meant=""):
         score += KIND_BONUS * bool(topic and not looks and topic <= excerpt.opens)
         score += KIND_BONUS * (not code and asked.issuperset(excerpt.key()))
         candidates.append((score, covered, excerpt))
+    if bare:        # a reason for something else is none
+        least = NEARLY_AS_GOOD * unfit
+        candidates = [row for row in candidates if sum(row[1]) >= least]
     if meant and candidates:
         candidates = _about(candidates, question, meant, idf)
     if not candidates:
@@ -12379,10 +12389,12 @@ class Conversation:
 
     def carried(self):
         """Return what a follow-up takes along of the question before it."""
-        text = self.messages[-1]["content"] if self.messages else ""
+        asked = [m["content"] for m in self.messages if m["role"] == "user"]
+        text = self.messages[-1]["content"] if asked else ""
         hits = [citation.hit for citation in self.register.cited(text)[0]]
         above = [f"{hit.title}\n{hit.heading}" for hit in hits]
-        return carried(self.earlier, "\n".join([text, *above]) if hits else "")
+        said = "\n".join([text, *above]) if hits else ""
+        return carried(self.earlier, asked[-1] if asked else "", said)
 
     def is_tainted(self):
         """Tell whether text of others was shown in this conversation."""
@@ -13981,7 +13993,7 @@ class Requests:
     def query_of(self, question):
         """Return what to search for: the question, or what it means as a follow-up."""
         conversation = self.conversation
-        query, certain = search_query(question, conversation.carried())
+        query, certain = search_query(question, conversation.earlier)
         if certain or not self.settings.fast_model or not self.model:
             return query
         last = turns_of(conversation.messages)[-1:]
@@ -14000,6 +14012,7 @@ class Requests:
 
         The conversation remembers what the next question may lean on.
         """
+        self.conversation.earlier = self.conversation.carried()
         query, parts = self.query_of(question), questions_in(question)
         beside = [search_query(part, parts[0])[0] for part in parts if len(parts) > 1]
         own = own_words_of(question)
