@@ -801,12 +801,12 @@ CONTEXT_WORDS = Pattern(
     r"|input (?:tokens|length).{0,40} exceed|range of input length|`inputs` tokens"
     r"|reduce the length|(?:request|entity|payload|content) too large"
     r"|(?:prompt|input|request|string)(?: is)? too long|exceeds? the (?:max|context)"
-    r"|上下文|(?<!分钟)(?:输入|内容|文本|prompt|token).{0,6}(?:超|过长)"
+    r"|上下文|(?<!分钟)(?:输入|内容|文本|prompt|token).{0,6}(?:超(?!时)|过长)"
 )
 QUOTA_WORDS = Pattern(
     r"insufficient[_ ](?:user_)?(?:quota|balance|credit)|exceeded your current quota"
-    r"|billing|(?:out of|more) credits|credit balance|payment required|arrearage"
-    r"|overdue|usage limit|per-day|欠费|(?:余额|额度)不足"
+    r"|billing[_ ](?:details|hard|limit|not)|(?:out of|more) credits|credit balance"
+    r"|payment required|arrearage|overdue|usage limit|per-day|欠费|(?:余额|额度)不足"
 )
 TOOL_WORDS = Pattern(     # what a model made of its tools may heal
     r"\btool(?!_use_failed)|function.?call|functions (?:is|are) not|工具"

@@ -8595,7 +8595,8 @@ class ModelCases(OnBothTransports):
                     self.assertTrue(words.search(text.lower()))
         for text in ("Rate limit reached on tokens per min (TPM): Limit 30000", "tool_use_failed",
                      "Number of request tokens has exceeded your per-minute rate limit",
-                     "\u6bcf\u5206\u949ftoken\u6570\u8d85\u8fc7\u9650\u5236"):
+                     "\u6bcf\u5206\u949ftoken\u6570\u8d85\u8fc7\u9650\u5236", "\u83b7\u53d6\u5185\u5bb9\u8d85\u65f6",
+                     "Rate limit reached. Try again in 5.2s. Upgrade at https://a.example/billing"):
             with self.subTest(text):
                 self.assertTrue(lr.may_heal(lr.FaultError(lr.fault_of({"message": text}), 429)))
 
