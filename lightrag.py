@@ -730,6 +730,9 @@ PRICE_PHRASES = r"""\bhow much (?:does|do|did)\b.*\bcost\b|\b(?:price|cost|fee) 
 多少[钱錢]|[价價][格钱錢]"""
 PRICE_LOOKS = r"""[$€£¥元]|\b(?:euro|dollar|pound|cent|price|cost|fee)s?\b
 \b(?:free|usd|eur)\b|[钱錢费費价價块塊]"""
+VERSION_PHRASES = r"""\b(?:what|which) (?:version|release)\b(?! (?:control|notes?))
+(?:哪个?|什么|多少)版本|版本号"""
+VERSION_LOOKS = r"\d+(?:\.\d+)+|\b[vV]\d|\d ?版"
 PHONE_PHRASES = r"\bphone number\b|[电電][话話][号號]?[码碼]?是"
 PHONE_LOOKS = r"\d[\d -]{3,}\d|\bphone|[电電][话話]"
 # A question for what a name stands for: a line that gives it a value answers.
@@ -3706,7 +3709,7 @@ class Index:
 
     def _corrected(self, word):
         token = stem(word)
-        if word in STOPS or self._find(token)[1]:
+        if word in STOPS or len(token) < 5 or self._find(token)[1]:
             return word
         found = {near: self._find(near)[1]
                  for spelt in dict.fromkeys((token, word))     # limti, cartriges
@@ -5937,6 +5940,7 @@ class Excerpt:
     own: frozenset      # tokens of the last one
     context: frozenset  # tokens of the title, the folders and the headings above
     opens: frozenset    # tokens of the title or heading that it is the first one under
+    above: tuple        # spans of the headings it stands under in the hit, last nearest
 
     def length(self):
         """Return how many characters are shown."""
@@ -5951,6 +5955,13 @@ class Excerpt:
         match = KEY.match(self.hit.text, *self.spans[-1])
         return match and tokens(match[1]) or [""]
 
+    def below_heading(self, looks):
+        """Return the excerpt with the nearest heading above that a pattern finds."""
+        for span in reversed(self.above):
+            if any(look.search(self.hit.text, *span) for look in looks):
+                return self._replace(spans=(span, *self.spans))
+        return self
+
     def finds(self, pattern):
         """Tell whether a compiled pattern matches in what is shown."""
         return any(pattern.search(self.hit.text, *span) for span in self.spans)
@@ -5961,7 +5972,7 @@ def excerpts_of(hit):
     found, title, leaf = [], full_title(hit.title, hit.source), _leaf(hit.heading)
     begins = hit.start == 0 or leaf in hit.text.partition("\n")[0]
     last = "" if begins else hit.heading
-    for spans, above in _grouped(_shown(_pieces(hit), hit), hit):
+    for spans, above, headings in _grouped(_shown(_pieces(hit), hit), hit):
         shown = [frozenset(tokens(hit.text[start:end])) for start, end in spans]
         context = frozenset(tokens(f"{title}\n{above}"))
         opens = "" if above == last else _leaf(above)
@@ -5969,7 +5980,7 @@ def excerpts_of(hit):
             opens += " " + (title if FIRST_FILE.search(hit.source) else hit.title)
         opens, last = frozenset(tokens(opens)), above
         said = shown[0] | shown[-1]
-        found.append(Excerpt(hit, spans, said, shown[-1], context, opens))
+        found.append(Excerpt(hit, spans, said, shown[-1], context, opens, headings))
     return found
 
 
@@ -6120,8 +6131,8 @@ def _indent(text, place):
 
 
 def _grouped(pieces, hit):
-    """Yield (spans, headings above) of each excerpt that the pieces of a hit make."""
-    text, above = hit.text, hit.heading
+    """Yield (spans, headings above, those in the hit) of each excerpt."""
+    text, above, headings = hit.text, hit.heading, ()
     head, i = None, 0       # head: (what it stands over, start, end)
     columns = above.rpartition(" > ")[2].split(", ")
     headless = len(columns) > 1     # until a table ends whose head is in a chunk before
@@ -6140,15 +6151,17 @@ def _grouped(pieces, hit):
         elif what == "heading":
             own = text[start:end].strip("# \t") in hit.heading
             above, head = hit.heading if own else text[start:end], None
+            level = _level(text, start)
+            headings = *(h for h in headings if _level(text, h[0]) < level), whole
         elif head and head[0] == group[-1] and "signature" not in group:
-            yield (head[1:], whole), above
+            yield (head[1:], whole), above, headings
         elif headless:
-            yield (whole,), above
+            yield (whole,), above, headings
         elif what == "row" and (last := _after_run(pieces, i + 1, start)) > i + 1:
-            yield ((start, pieces[last - 1][2]),), above    # its head alone is none
+            yield ((start, pieces[last - 1][2]),), above, headings  # its head is none
             head = ("row", *whole)
         else:
-            yield (whole,), above
+            yield (whole,), above, headings
             head = (("row", *whole) if what == "row" else
                     ("text", start, end) if what == "term" else None)
         if "signature" in group:
@@ -6156,9 +6169,14 @@ def _grouped(pieces, hit):
         before = pieces[i - 1][0] if i else ""
         opens = what == "item" and before not in ("item", "lead")
         if opens and (last := _after_run(pieces, i + 1, start)) > i + 1:
-            yield ((start, pieces[last - 1][2]),), above    # the whole list, too
+            yield ((start, pieces[last - 1][2]),), above, headings
         listed = "lead" in group and group[-1] in RUNS
         i += group.index(group[-1]) if listed else len(group)   # its members, singly
+
+
+def _level(text, start):
+    """Return the level of a heading; 1 is the highest, as is what is underlined."""
+    return max(1, len(re.match("#*", text[start : start + 6])[0]))
 
 
 def _after_group(pieces, i, text):
@@ -6219,6 +6237,7 @@ REQUIRED_KINDS = (      # the same, where nothing else answers
     (DATE_PHRASES, DATE_LOOKS), (YEAR_PHRASES, YEAR_LOOKS),
     (PRICE_PHRASES, PRICE_LOOKS), (PHONE_PHRASES, PHONE_LOOKS),
 )
+HEADED_KINDS = (*REQUIRED_KINDS, (VERSION_PHRASES, VERSION_LOOKS))  # a heading may say
 # v2.5, 2024, X500, getUser, get_user, CEO; no file or error, these may be the asker's.
 EXACT_NAME = Pattern(
     r"(?!.*(?:Error|Exception)$)(?:v?\d+(?:\.\d+)+|[^\W.]+_[^.]*|[A-Z]{3,}"
@@ -6324,19 +6343,15 @@ def _linked(left, right):
 
 def looks_of(question):
     """Return the patterns of what a question asks for: a number, a place, a value."""
-    looks = _asked_for(question, ANSWER_KINDS)
+    looks = asked_for(question, ANSWER_KINDS)
     names = "|".join(map(re.escape, filter(EXACT_NAME.fullmatch, words_of(question))))
     if names and _any_row(VALUE_PHRASES).search(question):
         looks.append(re.compile(VALUE_LINE.format(names), re.MULTILINE))
     return looks
 
 
-def required_looks(question):
-    """Return the patterns without which nothing answers a question: a date, a price."""
-    return _asked_for(question, REQUIRED_KINDS)
-
-
-def _asked_for(question, kinds):
+def asked_for(question, kinds):
+    """Return the patterns of what a question asks for, of those in a table of kinds."""
     return [_any_row(look) for asks, look in kinds if _any_row(asks).search(question)]
 
 
@@ -6630,7 +6645,8 @@ def best_excerpts(question, hits, idf, meant=""):
     meant  str, what a follow-up asks, with what it leans on
     """
     looks, bare = looks_of(question), meant and not own_words_of(question)
-    wanted = required_looks(question) or bare and looks
+    wanted = asked_for(question, REQUIRED_KINDS) or bare and looks
+    headed = asked_for(question, HEADED_KINDS)
     if bare:
         question, meant = meant, ""
     named = meant if meant and refers_back(question) else question
@@ -6650,6 +6666,8 @@ def best_excerpts(question, hits, idf, meant=""):
         if (len(excerpt.spans) > 1 and not any(covered_words(words, excerpt.own))
                 and not (code and any(map(last.finds, looks)))):
             continue        # its head alone says as much
+        if not any(map(excerpt.finds, headed)):
+            excerpt = excerpt.below_heading(headed)
         above = " ".join(excerpt.context)
         if wanted and not any(excerpt.finds(w) or w.search(above) for w in wanted):
             unfit = max(unfit, sum(covered))

@@ -4306,6 +4306,21 @@ class Test26Answers(unittest.TestCase):
         answer = self.ask("On what date was tool use there for all?", dated)
         self.assertIn("Tool use", answer.text)      # the heading dates it
 
+    def test_a_heading_that_states_what_is_asked_for_is_shown(self):
+        log = hit_of("# Changes\n\n## 2.0.0 - 2023-11-20\n\n### Removed\n\n- Telnet access.\n"
+                     "\n## 1.9\n\n- Dark mode.\n\n# Sets\n\n- We use version control.\n")
+        for question, wanted in (
+            ("When was Telnet access removed?", ["## 2.0.0 - 2023-11-20", "- Telnet access."]),
+            ("Which version removed Telnet access?",
+             ["## 2.0.0 - 2023-11-20", "- Telnet access."]),
+            ("Which version added dark mode?", ["## 1.9\n\n- Dark mode."]),
+            ("Is Telnet access removed?", ["- Telnet access."]),
+            ("What version control do we use?", ["- We use version control."]),
+        ):
+            with self.subTest(question):
+                found = self.pieces(self.ask(question, log))
+                self.assertEqual([text for text, _ in found], wanted)
+
     def test_a_large_base_needs_more_and_a_small_one_less(self):
         """It holds words of any question by chance; a few notes do not."""
         small, large = (lr.coverage_needed(lambda token, n=n: n) for n in (3.0, 9.0))
