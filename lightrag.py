@@ -4709,12 +4709,12 @@ CENTRAL = Pattern(
 )
 CENTRAL_ISO = Pattern(rb"(?!.*[\x80-\x9f]).*?[\xb1\xb6\xbb\xbc\xbe]", re.DOTALL)
 WIDE_SIGN = Pattern(
-    "[\t-\r -~\xa0-\u024f\u0370-\u052f\u2010-\u2030\u3000-\u30ff\u4e00-\u9fff"
+    "[\t-\r -~\u0370-\u052f\u2010-\u2030\u3000-\u30ff\u4e00-\u9fff"
     "\uac00-\ud7a3\uff01-\uffef]"
 )
 # Of texts too: backspace (manual pages), form feed, escape (logs with colours).
 CONTROL_CODE = Pattern("[\0-\x07\x0b\x0e-\x1a\x1c-\x1f\x7f]")
-LOW_CODE = Pattern("[\1-\6]")
+LOW_CODE = Pattern("[\3-\5]")     # half of each Greek or Cyrillic letter in UTF-16
 LINE_END = Pattern(r"\r\n?")
 # Tags spell words that no reader sees and every model reads; they belong to flags only.
 NEVER_KEPT = Pattern("[\0\ufeff\U000e0000-\U000e007f]+")
@@ -4804,7 +4804,8 @@ def byte_order(data):
     if first + second and ("\ufffd" in words or LOW_CODE.search(words)):
         for encoding in ("utf-16-le", "utf-16-be"):
             text = sample[: 2 * pairs].decode(encoding, "replace")
-            if len(WIDE_SIGN.findall(text)) >= MOST_SHARE * pairs:
+            wide = len(WIDE_SIGN.findall(text))
+            if wide >= MOST_SHARE * pairs and re.search("[ \n0-9]", text):
                 return b"", encoding
     return b"", ""
 

@@ -2675,6 +2675,8 @@ class Test19Decoding(unittest.TestCase):
                     data = f"{words}\n{words}".encode(name)
                     self.assertEqual(lr.decode(data), (f"{words}\n{words}", ""))
                     self.assertFalse(lr.looks_binary(data))
+        for data in (b"text\0\1\2" * 9, b"\0\xffa\xff" * 9, b"\4\0\5\4\0A" * 9):
+            self.assertTrue(lr.looks_binary(data))
         for words in ("русский текст\0", "中文\0的", "tmp\0names\0of\0files\0", "für\0Ä"):
             with self.subTest(words):
                 self.assertEqual(lr.decode(words.encode())[0], words.replace("\0", ""))
