@@ -10892,6 +10892,7 @@ _SECRET_TEXT = Pattern(
 )
 _GENERATED = (f"looks generated: lines of over {LINE_BYTES_MAX:,} bytes; name it to "
               "add it")
+_TOOL_WORDS = b'"""Ask questions about documents and code; every answer shows where'
 _PACKED_TYPES = Pattern("officedocument|epub")
 
 
@@ -10945,6 +10946,8 @@ def generated_reason(head, source):
     Of 44,114 files of code and JSON on one machine 787 are such, and those of Python
     among them are all tables and grammars that programs wrote.
     """
+    if _TOOL_WORDS in head[:300]:
+        return "a copy of this tool; name it to add it"
     suffix = posixpath.splitext(source)[1].lower()
     if kind_of(source) not in ("code", "json") and suffix not in (".map", ".svg"):
         return ""

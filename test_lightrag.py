@@ -6955,6 +6955,15 @@ class Test46Sources(unittest.TestCase):
         self.assertEqual(self.plan("web/*.js")[0], ["web/code.js", "web/small.js"])
         self.assertEqual(self.plan("web/index.js")[0], ["web/index.js"])
 
+    def test_another_copy_of_the_tool_is_left_out_of_a_folder(self):
+        with open(FILE, "rb") as file:
+            self.make("tools/rag.py", "tools/a.md", data=file.read())
+        with open(os.path.join(self.root, "tools", "a.md"), "w") as file:
+            file.write("It says: Ask questions about documents and code.")
+        why = {"tools/rag.py": "a copy of this tool; name it to add it"}
+        self.assertEqual(self.plan("tools")[:2], (["tools/a.md"], why))
+        self.assertEqual(self.plan("tools/rag.py")[0], ["tools/rag.py"])
+
     def test_relative_to_the_current_folder_then_to_the_root(self):
         self.make("notes/a.md", "a.md", "docs/b.md")
         self.assertEqual(self.plan("a.md", cwd="notes")[0], ["notes/a.md"])
