@@ -6676,7 +6676,7 @@ def best_excerpts(question, hits, idf, meant=""):
         own = sum(covered_words(words, excerpt.found))
         score = sum(covered) + OWN_SHARE * own - RANK_PENALTY * place
         score -= LENGTH_PENALTY * excerpt.length() / EXCERPT_CHARS_MAX
-        score += KIND_BONUS * any(map(excerpt.finds, looks))
+        score += KIND_BONUS * sum(map(excerpt.finds, looks))
         score += KIND_BONUS * bool(topic and not looks and topic <= excerpt.opens)
         score += KIND_BONUS * (not code and asked.issuperset(excerpt.key()))
         candidates.append((score, covered, excerpt))

@@ -4308,6 +4308,13 @@ class Test26Answers(unittest.TestCase):
         answer = self.ask("On what date was tool use there for all?", dated)
         self.assertIn("Tool use", answer.text)      # the heading dates it
 
+    def test_the_line_of_a_name_comes_before_any_figure(self):
+        policy = hit_of('class Policy:\n    """The wait doubles from base_delay to max_delay."""\n\n'
+                        "    attempts: int = 5\n    base_delay: float = 0.5\n"
+                        "    max_delay: float = 20.0\n    jitter: float = 0.2\n", kind="code")
+        for question in ("What is the default of max_delay?", "max_delay default"):
+            self.assertIn("max_delay: float = 20.0", self.ask(question, policy).text)
+
     def test_a_heading_that_states_what_is_asked_for_is_shown(self):
         log = hit_of("# Changes\n\n## 2.0.0 - 2023-11-20\n\n### Removed\n\n- Telnet access.\n"
                      "\n## 1.9\n\n- Dark mode.\n\n# Sets\n\n- We use version control.\n")
