@@ -227,8 +227,7 @@ def by_name(kinds):
 # =============================================================================
 
 # Constants stand here under the names of the sections that use them, each with its
-# reason.  What a user may change by flag, environment or configuration is a field of
-# Settings, in Choices.
+# reason.  What a user may change is a field of Settings, in Choices.
 
 # Choices, Arguments
 BUDGET_TOKENS_MIN = 500     # below it no passage has room
@@ -301,6 +300,7 @@ MERGE_SHARE = 4             # a segment over a quarter of the one before is join
 TAG_ATTRIBUTES_MAX = 100    # of one tag; keeps the worst page linear
 OPEN_ELEMENTS_SEEN = 512    # how far up an end tag looks for its start; browsers' depth
 CELL_CHARS_MAX = 1000       # a table with a longer cell is there for the layout
+SPAN_MAX = 50               # places in a table that one cell takes
 NOTICE_CHARS_MAX = 400      # of a copyright notice, or of a title
 INDENT_STEPS_MAX = 8        # of lists in lists: what a line can show
 LINK_CHARS_MAX = 300        # a longer address tracks or holds data
@@ -3935,6 +3935,12 @@ def attributes_of(text):
     return found
 
 
+def number_in(attributes, name, default=1):
+    """Return the number that an attribute in the text of a tag gives."""
+    value = attributes_of(attributes).get(name, "") if name in attributes else ""
+    return int(value) if re.fullmatch(r"[0-9]{1,9}", value) else default
+
+
 def _unescape(text):
     if "&" not in text:
         return text
@@ -4404,6 +4410,8 @@ class MarkdownWriter:
         self.quotes = 0
         self.tables = []        # open ones: is each row a line?
         self.row = []           # finished cells of the open row
+        self.spans = ""         # the attributes of the open cell
+        self.down = {}          # column: (rows, text) that reach down from rows above
         self.flat = False       # in a cell or a heading, where no block may begin
         self.code = 0           # open <pre>
         self.syntax = ""
@@ -4489,9 +4497,6 @@ class MarkdownWriter:
             self.gap = 1
         self.lists.append(first)
 
-    def _numbered_list(self, attributes):
-        self._list(_list_number(attributes, "start", 1))
-
     def _end_list(self, _):
         self.lists.pop()
         if self._block():
@@ -4501,11 +4506,10 @@ class MarkdownWriter:
     def _item(self, attributes):
         if self._block():
             number = self.lists[-1] if self.lists else None
-            if number is not None and "value" in attributes:
-                number = _list_number(attributes, "value", number)
-            self.marker = "- " if number is None else f"{number}. "
+            self.marker = "- "
             if number is not None:
-                self.lists[-1] = number + 1
+                number = number_in(attributes, "value", number)
+                self.marker, self.lists[-1] = f"{number}. ", number + 1
 
     def _quote(self, _):
         self._block()
@@ -4517,6 +4521,7 @@ class MarkdownWriter:
 
     def _table(self, value):
         self.tables.append(self._block() and value != "layout")
+        self.down.clear()
 
     def _end_table(self, _):
         self._end_row()
@@ -4529,20 +4534,33 @@ class MarkdownWriter:
 
     def _end_row(self, _=""):
         self._block()
-        if self._writes_rows():
+        if self._writes_rows() and self.row:
+            self._fill()
             line = table_row(self.row)
             if line:
                 self._put(self._indented(line), gap=1)
             self.row = []
 
-    def _cell(self, _):
+    def _fill(self):
+        """Say again in this row what reaches down into it."""
+        while (reach := self.down.get(len(self.row), (0, "")))[0]:
+            self.down[len(self.row)] = reach[0] - 1, reach[1]
+            self.row.append(reach[1])
+
+    def _cell(self, attributes):
         self._block()
-        self.flat = self.flat or self._writes_rows()
+        self.flat, self.spans = self.flat or self._writes_rows(), attributes
 
     def _end_cell(self, _):
         if self._writes_rows():
-            self.flat = False
-            self.row.append(self._take())
+            self.flat, text = False, self._take()
+            self._fill()
+            rows = min(number_in(self.spans, "rowspan"), SPAN_MAX)
+            columns = min(number_in(self.spans, "colspan"), SPAN_MAX // max(rows, 1))
+            for words in [text, *[""] * (columns - 1)]:
+                if rows > 1 and rows * len(text) <= CELL_CHARS_MAX:
+                    self.down[len(self.row)] = rows - 1, words
+                self.row.append(words)
         else:
             self._block()
 
@@ -4591,12 +4609,6 @@ class MarkdownWriter:
         return len(self.links) > INDENT_STEPS_MAX
 
 
-def _list_number(attributes, key, default):
-    """Return the number that a list or an item of it is given."""
-    value = attributes_of(attributes).get(key, "")
-    return int(value) if re.fullmatch(r"[0-9]{1,9}", value) else default
-
-
 # What an event adds to the line it stands in.
 SIGNS = {"q": "\u201c", "/q": "\u201d", "rt": "(", "/rt": ")", "button": " ",
          "/button": " "}
@@ -4607,7 +4619,7 @@ HANDLERS = {
     **{f"/h{n}": lambda writer, _, n=n: writer._end_heading(n) for n in range(1, 7)},
     **dict.fromkeys(("ul", "menu", "dir"), lambda writer, _: writer._list(None)),
     **dict.fromkeys(("/ul", "/menu", "/dir", "/ol"), MarkdownWriter._end_list),
-    "ol": MarkdownWriter._numbered_list,
+    "ol": lambda writer, attributes: writer._list(number_in(attributes, "start")),
     "li": MarkdownWriter._item,
     **dict.fromkeys(("/li", "/dt", "/caption"), MarkdownWriter._end_tightly),
     "blockquote": MarkdownWriter._quote,

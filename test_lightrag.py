@@ -2477,6 +2477,24 @@ class Test18Markdown(unittest.TestCase):
             with self.subTest(page):
                 self.assert_text(page, text)
 
+    def test_cells_of_several_rows_or_columns(self):
+        for page, text in (
+            ("<tr><td rowspan=2>Linux<td>x<tr><td>y<tr><td>Mac<td>z",
+             "Linux | x\nLinux | y\nMac | z"),
+            ("<tr><td>x<td rowspan=3>all<tr><td>y<tr><td>z<tr><td>w<td>v",
+             "x | all\ny | all\nz | all\nw | v"),
+            ("<tr><th colspan=2>A<th>B<tr><td>1<td>2<td>3", "A |  | B\n1 | 2 | 3"),
+            ("<tr><td rowspan=2 colspan=2>A<td>1<tr><td>2<tr><td>x<td>y<td>z",
+             "A |  | 1\nA |  | 2\nx | y | z"),
+            ("<tr><td rowspan=x>a<td>b<tr><td>c<td>d", "a | b\nc | d"),
+            (f"<tr><td rowspan=9>{'long ' * 99}<td>b<tr><td>c", f"{'long ' * 98}long | b\nc"),
+            ("<tr><td rowspan=9>a<td>b</table><table><tr><td>c<td>d", "a | b\n\nc | d"),
+        ):
+            with self.subTest(page):
+                self.assert_text(f"<table>{page}</table>", text)
+        page = "<table><tr>" + "<td rowspan=9999 colspan=9999>a" * 500 + "<tr><td>b" * 500
+        self.assertLess(len(lr.html_to_markdown(page)[1]), 80 * len(page))
+
     def test_formulas_are_read_as_they_were_written(self):
         def formula(tex):
             return ("<math><semantics><mrow><msup><mn>10</mn><mn>6</mn></msup></mrow><annotation "
