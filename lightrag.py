@@ -6437,11 +6437,29 @@ def questions_in(question):
     parts, start = [], 0
     for joint in NEXT_PART.finditer(question):
         part = question[start : joint.start()]
-        if ASKS.search(part) and own_words_of(part):
+        if ASKS.search(part) and (own_words_of(part) or refers_back(part)):
             parts.append(part)
             start = joint.end()
     last = question[start:]
     return [*parts, last] if ASKS.search(f"{last} .") else [question]
+
+
+def meanings(question, meant=""):
+    """Return [(part, what it means)] of the questions that one joins, "" = itself.
+
+    meant  str, what the whole question means as a follow-up
+    >>> meanings("Where is it and who owns it?", "Where is it and who owns it? shop")
+    [('Where is it', 'Where is it shop'), ('who owns it?', 'who owns it? shop')]
+    """
+    first, *others = questions_in(question)
+    if not others:
+        return [(question, meant)]
+    before = meant[len(question) :].strip() if meant.startswith(question) else meant
+    alone = own_words_of(first) and not refers_back(first)
+    found = [(first, search_query(first, before)[0]),
+             *((part, search_query(part, first if alone else before)[0])
+               for part in others)]
+    return [(part, "" if leaning == part else leaning) for part, leaning in found]
 
 
 def search_query(question, earlier):
@@ -6590,10 +6608,9 @@ def extract(question, hits, idf, number=None, near=None, meant=""):
     meant     str, what a follow-up asks, with what it leans on
     ->        Answer, its text verbatim from the hits, a [n] mark after each piece
     """
-    parts, found, lacking = questions_in(question), [], []
-    leaning = [meant, *(search_query(part, parts[0])[0] for part in parts[1:])]
-    for part, leans in zip(parts, leaning) if len(parts) > 1 else ():
-        coverage, excerpts = best_excerpts(part, hits, idf, leans)
+    parts, found, lacking = meanings(question, meant), [], []
+    for part, leaning in parts if len(parts) > 1 else ():
+        coverage, excerpts = best_excerpts(part, hits, idf, leaning)
         if coverage < coverage_needed(idf):
             lacking.append(part.strip())
         else:
@@ -14047,9 +14064,9 @@ class Requests:
         The conversation remembers what the next question may lean on.
         """
         self.conversation.earlier = self.conversation.carried()
-        query, parts = self.query_of(question), questions_in(question)
-        beside = [search_query(part, parts[0])[0] for part in parts if len(parts) > 1]
-        own = own_words_of(question)
+        query, own = self.query_of(question), own_words_of(question)
+        parts = meanings(question, query if query != question else "")
+        beside = [meant or part for part, meant in parts if len(parts) > 1]
         if not query.startswith(f"{question} "):
             self.conversation.earlier = query       # it stands alone
         elif own and not refers_back(question):

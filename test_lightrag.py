@@ -9943,6 +9943,8 @@ class Test64Agent(AgentCase):
             (("What port does the web server use?", "8443"), ("And the printer?", "9100"),
              ("Who looks after it?", "Tom Reyes"), ("Why?", ""), ("What does it weigh?", ""),
              ("Where is it?", "second floor"),
+             ("Where is it and how do I reset it?", "second floor"),
+             ("How do I reset it and where is it?", "second floor"),
              ("Which port does the web server use?", "8443"), ("Why?", "need root rights"),
              ("And the dishwasher?", ""), ("And the printer?", "9100"),
              ("What about the scanner?", "40 pages"),
