@@ -6267,7 +6267,9 @@ REFERS_BACK = Pattern(
     rf"\b(?! (?:{DEICTIC_WORDS}))"
     r"|它|(?<!其)[他她](?!人)|(?<![尤极])其(?![他它中实余次])|[这那][些种样]"
     r"|[这那]个(?![年月星项仓文程软工公])|上面|上述|刚才|前面|前者|后者", re.IGNORECASE)
-ANTECEDENT = Pattern(r"\b(?:the|an?|my|our|your) \w|\w.*[,，;；。]", re.IGNORECASE)
+ANTECEDENT = Pattern(   # what "it" means in the question itself: the fan, another part
+    r"\b(?:the|an?|my|our|your) \w|\w.*[,，;；。]|\w (?:and|but) (?:also )?(?:wh\w+|how|is"
+    r"|are|was|were|do|does|did|can)\b", re.IGNORECASE)
 ANOTHER = Pattern(      # 那银牌呢？ Lite 呢？ And the Team plan? What about 2.4.1?
     r"\W*(?:(?:那么?|(?:and|or|what about|how about)\b)"
     r"(?!\s*(?:wh\w+|how|is|are|do|does|did|can|will)\b)\s*(?:for\s+)?(?:the\s+)?"
@@ -14067,6 +14069,7 @@ class Requests:
         query, own = self.query_of(question), own_words_of(question)
         parts = meanings(question, query if query != question else "")
         beside = [meant or part for part, meant in parts if len(parts) > 1]
+        beside += filter(None, asked_definition(question)[:1])  # what defines it
         if not query.startswith(f"{question} "):
             self.conversation.earlier = query       # it stands alone
         elif own and not refers_back(question):

@@ -9370,6 +9370,39 @@ class Test55Hybrid(Folder):
 
 
 # =============================================================================
+# 59. Requests
+# =============================================================================
+
+
+class Test59Requests(unittest.TestCase):
+    """What is searched for, and what the conversation remembers of it."""
+
+    def test_a_question_is_searched_for_with_its_parts_and_what_it_names(self):
+        conversation = lr.Conversation()
+        requests = lr.Requests(lr.Settings(), None, conversation)
+        for question, queries, earlier in (
+            ("Where is the printer?", [], "Where is the printer?"),
+            ("And the scanner?", ["And the scanner? Where is the printer?",
+                                  "And the scanner?"],
+             "And the scanner?\nWhere is the printer?"),
+            ("Why?", ["Why? And the scanner? Where is the printer?"],
+             "And the scanner?\nWhere is the printer?"),
+            ("Who owns it?", ["Who owns it? And the scanner?", "Who owns it?"],
+             "And the scanner?\nWhere is the printer?"),
+            ("Which port is open and how do I close that?", [
+                "Which port is open and how do I close that?", "Which port is open",
+                "how do I close that? Which port is open"],
+             "Which port is open and how do I close that?"),
+            ("What does mail.parse_addr() do?",
+             ["What does mail.parse_addr() do?", "parse_addr"],
+             "What does mail.parse_addr() do?"),
+        ):
+            with self.subTest(question):
+                self.assertEqual(requests.queries_of(question), queries or [question])
+                self.assertEqual(conversation.earlier, earlier)
+
+
+# =============================================================================
 # 60. Subjects
 # =============================================================================
 
