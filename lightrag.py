@@ -6274,6 +6274,7 @@ ANOTHER = Pattern(      # 那银牌呢？ Lite 呢？ And the Team plan? What ab
     r"\W*(?:(?:那么?|(?:and|or|what about|how about)\b)"
     r"(?!\s*(?:wh\w+|how|is|are|do|does|did|can|will)\b)\s*(?:for\s+)?(?:the\s+)?"
     r"([^?？,，]{2,30}?)(?:呢|怎么样)?|([^?？,，]{2,30}?)呢)[\s?？]*", re.IGNORECASE)
+GOES_ON = Pattern("然后|[之以]?[后前]来?|后来|还有|其[他它余]的?|别的|另外|现在|[今明去][天年]|昨天")
 NEXT_PART = Pattern(    # of a question that joins two
     r"(?<=[?？])\s*(?=[^\s?？])|(?:[,;]\s*|\s+)(?:and|but)\s+(?:also\s+)?(?="
     r"(?:what|which|who|whom|whose|when|where|why|how)\b"
@@ -6519,15 +6520,27 @@ def refers_back(question):
     return bool(match) and not ANTECEDENT.search(question, 0, match.start())
 
 
+def named_instead(question):
+    """Return what a follow-up names instead of something in the question before, or "".
+
+    >>> [*map(named_instead, ["那上海呢？", "And the Team plan?", "然后呢？"])]
+    ['上海', 'Team plan', '']
+    """
+    match = ANOTHER.fullmatch(question)
+    new = (match[1] or match[2]).strip() if match else ""
+    other = (REFERS_BACK.search(new) or QUESTION_PHRASE.search(new)
+             or GOES_ON.fullmatch(new))
+    return "" if other or STOPS.issuperset(new.casefold().split()) else new
+
+
 def asked_of_another(question, earlier):
     """Return the question before asked of what this one names instead, or "".
 
     >>> asked_of_another("And the Team plan?", "How many seats has the Free plan?")
     'How many seats has the Team plan?'
     """
-    match = ANOTHER.fullmatch(question)
-    new = (match[1] or match[2]).strip() if match else ""
-    if not own_words_of(new) or REFERS_BACK.search(new):
+    new = named_instead(question)
+    if not new:
         return ""
     words, known = NAME_WORD.findall(new), list(NAME_WORD.finditer(earlier))
     if new == "".join(HAN.findall(new)):        # 银牌 for 金牌: the last sign is the kind
@@ -6679,6 +6692,7 @@ def best_excerpts(question, hits, idf, meant=""):
     looks, bare = looks_of(question), meant and not own_words_of(question)
     wanted = asked_for(question, REQUIRED_KINDS) or bare and looks
     headed = asked_for(question, HEADED_KINDS)
+    instead = {t for t, _ in question_tokens(meant and named_instead(question))}
     if bare:
         question, meant = meant, ""
     named = meant if meant and refers_back(question) else question
@@ -6698,6 +6712,8 @@ def best_excerpts(question, hits, idf, meant=""):
         if (len(excerpt.spans) > 1 and not any(covered_words(words, excerpt.own))
                 and not (code and any(map(last.finds, looks)))):
             continue        # its head alone says as much
+        if not instead <= excerpt.found | excerpt.context:
+            continue        # of 金牌, where 银牌 is named instead
         if not any(map(excerpt.finds, headed)):
             excerpt = excerpt.below_heading(headed)
         above = " ".join(excerpt.context)

@@ -4326,6 +4326,16 @@ class Test26Answers(unittest.TestCase):
         answer = self.ask("On what date was tool use there for all?", dated)
         self.assertIn("Tool use", answer.text)      # the heading dates it
 
+    def test_what_a_follow_up_names_instead_has_to_be_there(self):
+        table = hit_of("| 城市 | 住宿标准（元/晚） |\n|---|---|\n| 北京、上海 | 550 |\n| 省会 | 400 |\n")
+        for question, said in (("那上海呢？", "北京、上海 | 550"), ("那成都呢？", ""),
+                               ("上海呢", "北京、上海 | 550"), ("然后呢？", "550")):
+            with self.subTest(question):
+                answer = lr.extract(question, [table], same_idf,
+                                    meant=f"{question} 北京的住宿标准是多少")
+                self.assertEqual(answer.refused, not said, answer.text)
+                self.assertIn(said, answer.text)
+
     def test_the_line_of_a_name_comes_before_any_figure(self):
         policy = hit_of('class Policy:\n    """The wait doubles from base_delay to max_delay."""\n\n'
                         "    attempts: int = 5\n    base_delay: float = 0.5\n"
