@@ -6555,15 +6555,17 @@ def asked_of_another(question, earlier):
                     and before[0].casefold() not in STOPS), None)
         new = words[0]
     else:
-        olds = [m for m in known if _kind_of_name(m[0]) == _kind_of_name(new) > (0, 0)]
+        kind = _kind_of_name(new)
+        olds = [m for m in known if _kind_of_name(m[0]) == kind and any(kind)]
         old = olds and olds[-1].span()
     return f"{earlier[:old[0]]}{new}{earlier[old[1]:]}" if old else ""
 
 
 def _kind_of_name(word):
-    """Return (has it a digit, has it a capital), none for a word of asking."""
+    """Return (has it a digit, a capital, a joint), none for a word of asking."""
     plain = word.casefold() in STOPS
-    return bool(re.search(r"\d", word)), not plain and word != word.lower()
+    return (bool(re.search(r"\d", word)), not plain and word != word.lower(),
+            bool(re.search("[._]", word)))
 
 
 def _any_row(patterns):
@@ -14568,7 +14570,8 @@ def gathered(question, query, beside, knowledge, k, scopes):
     hits, topic = knowledge.search(query, k, scopes), set(heavy_tokens(question))
     titled = [hit for hit in hits if topic
               and topic.issubset(tokens(full_title(hit.title, hit.source)))]
-    rows = [hits, *(knowledge.search_words(words, k, scopes) for words in beside),
+    # Twice as many, so that twice as many are looked at before the best are taken.
+    rows = [hits, *(knowledge.search_words(words, 2 * k, scopes) for words in beside),
             knowledge.openings(titled)]
     found = {(hit.source, hit.chunk): hit
              for row in zip_longest(*rows) for hit in row if hit}

@@ -3595,6 +3595,8 @@ class Test25Questions(unittest.TestCase):
              "How many seats has the Team plan?"),
             ("What about 2.4.1?", "What was fixed in 2.5.0?", "What was fixed in 2.4.1?"),
             ("and Bar?", "What is Foo?", "What is Bar?"),
+            ("And json.loads?", "What does json.dumps return?", "What does json.loads return?"),
+            ("那 max_size 呢？", "min_size 的默认值是多少？", "max_size 的默认值是多少？"),
         ):
             with self.subTest(question):
                 self.assertEqual(lr.search_query(question, before), (query, True))
