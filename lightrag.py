@@ -5362,9 +5362,12 @@ def _shape_events(archive, part, list_places=SLIDE_BODIES):
     """
     links, nesting = archive.links(part), Nesting()
     title, body, paragraph = [], [], []
-    place, depth, linked = "", 0, False
+    place, depth, opened = "", 0, []    # opened: elements of the run, with its link
     for name, value in archive.spared(part):
         bare = name.lstrip("/")
+        if name in ("/r", "/fld", "p"):
+            paragraph += [("/" + tag, "") for tag in reversed(opened)]
+            opened = []
         if bare in TABLE_EVENTS:
             body += [*nesting.end(), (name.replace(bare, TABLE_EVENTS[bare]), "")]
         elif name in ("sp", "graphicFrame"):
@@ -5379,12 +5382,14 @@ def _shape_events(archive, part, list_places=SLIDE_BODIES):
             depth = 0
         elif name in ("buChar", "buAutoNum"):
             depth = depth or 1
-        elif name == "hlinkClick" and not linked:
-            linked = True
+        elif name == "rPr":
+            raised = value.get("baseline", "0").rstrip("%")
+            opened = ["sub" if raised[:1] == "-" else "sup"] * (raised != "0")
+            opened += ["s"] * (value.get("strike", "noStrike") != "noStrike")
+            paragraph += [(tag, "") for tag in opened]
+        elif name == "hlinkClick" and "a" not in opened:
+            opened.append("a")
             paragraph.append(_link_start(links.get(value.get("r:id"), ("", ""))[1]))
-        elif name == "/r" and linked:
-            linked = False
-            paragraph.append(("/a", ""))
         elif name == "br":
             paragraph.append(("br", ""))
         elif not name:

@@ -3116,8 +3116,8 @@ class Test21Office(unittest.TestCase):
                     + "".join(f"<a:p>{text}</a:p>" for text in paragraphs)
                     + "</p:txBody></p:sp>")
 
-        def run(text, link=""):
-            return f"<a:r><a:rPr>{link}</a:rPr><a:t>{text}</a:t></a:r>"
+        def run(text, link="", style=""):
+            return f"<a:r><a:rPr {style}>{link}</a:rPr><a:t>{text}</a:t></a:r>"
 
         def slide(shapes):
             return f"<p:sld {P} {A} {R}><p:spTree>{shapes}</p:spTree></p:sld>"
@@ -3129,7 +3129,9 @@ class Test21Office(unittest.TestCase):
             + shape('type="title"', run("In") + run("tro")) + shape('type="dt"', run("Mon"))
         )
         second = slide(
-            shape(None, run("free") + "<a:br/>" + run("text"))
+            shape(None, run("free 10") + run("6", style='baseline="30000"') + run("H")
+                  + run("2", style='baseline="-25000"') + run("O ") + run("9", style='strike="sngStrike"')
+                  + run("8", style='baseline="0" strike="noStrike"') + "<a:br/>" + run("text"))
             + "<p:graphicFrame><a:tbl><a:tr><a:tc><a:p>" + run("A") + "</a:p></a:tc><a:tc>"
               "<a:p>" + run("B") + "</a:p></a:tc></a:tr></a:tbl></p:graphicFrame>"
         )
@@ -3149,7 +3151,7 @@ class Test21Office(unittest.TestCase):
         self.assertEqual(
             parsed.text,
             "## Slide 1: Intro\n\n- one\n  - sub\n- two [go](https://a.org)\n\nplain\n\n"
-            "Notes:\n\nsay this\n\n## Slide 2\n\nfree\ntext\n\nA | B",
+            "Notes:\n\nsay this\n\n## Slide 2\n\nfree 10^6H2O ~~9~~8\ntext\n\nA | B",
         )
         self.assertEqual((parsed.title, parsed.kind), ("a.pptx", "pptx"))
 
