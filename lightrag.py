@@ -12184,7 +12184,7 @@ def missing_anchor(knowledge, source):
 
 # =============================================================================
 # 51. Memory -- long-term facts and the working memory
-#    Uses: Settings, Errors, Text, Prose, Chunks, Ranking, Files
+#    Uses: Settings, Lists, Errors, Text, Prose, Chunks, Ranking, Files
 # =============================================================================
 
 # Facts worth keeping beyond a conversation, and what one conversation holds on to.
@@ -12225,17 +12225,22 @@ def fact_number(fact):
 
 
 def is_near_duplicate(one, other):
-    """Tell whether two facts say the same: nearly the same words, the same numbers.
+    """Tell whether two facts say the same: one has a few words more, and no other.
 
+    A number, a no, or a word in the place of another makes another fact.
     >>> is_near_duplicate("The user prefers tabs", "the user prefers tabs.")
     True
     >>> is_near_duplicate("The port is 80", "The port is 81")
     False
     """
-    mine, theirs = set(tokens(one)), set(tokens(other))
-    numbers = {token for token in mine ^ theirs if any(map(str.isdigit, token))}
-    union = len(mine | theirs)
-    return bool(union) and not numbers and len(mine & theirs) / union >= FACT_LIKENESS
+    mine, theirs = (
+        {token for token in tokens(text) if not is_pair(token)} - token_set(STOP_WORDS)
+        for text in (one, other))
+    extra, union = mine ^ theirs, len(mine | theirs)
+    if extra & token_set(NEGATION_WORDS) or any(map(str.isdigit, "".join(extra))):
+        return False
+    nested = mine <= theirs or theirs <= mine
+    return bool(union) and nested and len(mine & theirs) / union >= FACT_LIKENESS
 
 
 class Memory:

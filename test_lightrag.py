@@ -8235,6 +8235,26 @@ class Test51Memory(Folder):
         memory.add("The port of the service is 8081")
         self.assertEqual([f.id for f in memory.facts], ["m1", "m2"])
 
+    def test_what_differs_in_one_word_is_another_fact(self):
+        long = "The nightly backup of the customer database in Frankfurt is kept for {} days"
+        for one, other, same in (
+            (long.format("thirty"), long.format("forty"), False),
+            (long.format("30"), long.format("40"), False),
+            ("The staging server for billing is called orion and runs Debian",
+             "The staging server for billing is called vega and runs Debian", False),
+            ("The user does like long explanations with many examples in every answer",
+             "The user does not like long explanations with many examples in every answer", False),
+            ("\u7528\u6237\u559c\u6b22\u7528\u4e2d\u6587\u56de\u7b54\u95ee\u9898",
+             "\u7528\u6237\u4e0d\u559c\u6b22\u7528\u4e2d\u6587\u56de\u7b54\u95ee\u9898", False),
+            ("The user prefers tabs over spaces", "The user prefers tabs to spaces", True),
+            ("Answers are in Chinese", "Answers in Chinese, please", True),
+            ("The key is stored in the vault of the platform team",
+             "The keys are stored in the vault of the platform team", True),
+        ):
+            with self.subTest(other):
+                self.assertEqual(lr.is_near_duplicate(one, other), same)
+                self.assertEqual(lr.is_near_duplicate(other, one), same)
+
     def test_undo_takes_back_the_last_changes_in_turn(self):
         memory = self.memory()
         memory.add("alpha is one thing")
