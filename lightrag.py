@@ -827,7 +827,7 @@ EXTRA_WORDS = Pattern(
 # A fault that stays: the same request would meet it again.
 LASTING_WORDS = Pattern("|".join(
     words.pattern for words in (CONTEXT_WORDS, QUOTA_WORDS, TOOL_WORDS, SYSTEM_WORDS)
-) + "|invalid_request|invalid_api_key")
+) + "|invalid_request|invalid_api_key|unexpected endpoint")
 FINISH_REASONS = by_name({  # lower case; whatever else servers say means stop
     "length": "length max_tokens max_output_tokens model_length",
     "content_filter": "content_filter safety recitation sensitive",
@@ -12850,7 +12850,7 @@ class Model:
             return ConfigError, f"the proxy wants a login{said}; check HTTP_PROXY"
         if status == 404 and "model" in words:
             return ConfigError, f"{where} has no such model{said}; check {prefix}_MODEL"
-        if status in NO_SUCH_PATH:
+        if status in NO_SUCH_PATH or "unexpected endpoint" in words:    # LM Studio: 200
             return ConfigError, (
                 f"{where} has no {SERVED[prefix]}{said};"
                 f" check {prefix}_BASE_URL, then {prefix}_MODEL"

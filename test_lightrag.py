@@ -8516,6 +8516,8 @@ class ModelCases(OnBothTransports):
             (refuse(403, "no"), lr.ConfigError, "OPENAI_API_KEY"),
             (refuse(404, "The model `tiny` does not exist"), lr.ConfigError, "OPENAI_MODEL"),
             (refuse(404), lr.ConfigError, "OPENAI_BASE_URL"),
+            ([answer(200, b'{"error": "Unexpected endpoint or method. (POST /x)"}')], lr.ConfigError,
+             "OPENAI_BASE_URL"),
             (refuse(429, "You exceeded your current quota", "insufficient_quota"), lr.BusyError,
              "used up"),
             (refuse(503, "busy", X_Should_Retry="false"), lr.ModelError, "503"),
