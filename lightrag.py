@@ -16907,8 +16907,9 @@ class Telling:
         self._hits = found.hits
         if found.query != self.question:
             self._aside(f"searched for: {one_line(found.query, QUERY_CHARS_MAX)}")
-        for fact in found.facts:
-            self._aside(f"remembered {fact.created_at[:10]}: {one_line(fact.text)}")
+        for fact in () if self.as_json else found.facts:    # no document says them
+            said = f"remembered {fact.created_at[:10]}: {one_line(fact.text)}"
+            self.console.note(("dim", said))
         self._status("looking for the answer ...")
 
     def _delta(self, delta):

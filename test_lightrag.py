@@ -12746,6 +12746,14 @@ class Test78Asking(unittest.TestCase):
             self.assertEqual(code, 2)
             self.assertIn("no question", err)
 
+    def test_what_is_remembered_is_said_beside_an_extract(self):
+        self.project.call("add", "port.txt", "-y")
+        self.project.call("memory", "add", "The lab opens at six.")
+        code, out, err = self.project.call("ask", "when does the lab open?")
+        self.assertEqual((code, out), (3, "The documents do not answer this.\n"))
+        self.assertIn(": The lab opens at six.\n", err)
+        self.assertEqual(self.project.call("ask", "--json", "when does the lab open?")[2], "")
+
     def test_a_refusal_says_where_to_look(self):
         self.project.call("add", "port.txt", "-y")
         for words, wanted in (
