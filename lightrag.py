@@ -17009,7 +17009,7 @@ def show_sources(citations, question, console):
 
 def ask_command(options, console):
     """Answer a question with citations, or refuse."""
-    question = " ".join(options.words) or piped_question(options, console)
+    question = " ".join(options.words).strip() or piped_question(options, console)
     failed, warnings = add_first(options, console) if options.add else (0, [])
     setup = Setup(options, console)
     telling = tell_answer(setup, question, given_with, options.json)

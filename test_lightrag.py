@@ -12741,7 +12741,7 @@ class Test78Asking(unittest.TestCase):
             with self.subTest(words):
                 code, data = self.project.data(*words, stdin=typed, piped=True)
                 self.assertEqual((code, data["question"]), (0, typed.decode().strip()))
-        for words in (("ask",), ("ask", "--add", "-", "-y"), ()):
+        for words in (("ask",), ("ask", " \n"), ("ask", "--add", "-", "-y"), ()):
             code, _, err = self.project.call(*words, stdin=b" \n", piped=True)
             self.assertEqual(code, 2)
             self.assertIn("no question", err)
