@@ -746,6 +746,7 @@ RETURN_WORDS = r"\b(?:return|yield)s?\b|返回"
 # A question about one function or class: what it returns, takes or does, where it is.
 DEFINITION_PHRASES = r"""
 \bwhat (?:does|do|can) NAME (?:return|yield|take|accept|raise|do(?=\W*$))\b
+\bwhat (?:parameter|argument)s? (?:does|do|can) NAME (?:take|accept|have)\b
 \b(?:parameter|argument|signature|return (?:value|type))s? (?:of|for|to) NAME
 \bwhere is NAME (?:defined|declared)\b
 NAME(?:函[数數]|方法|[类類])?.{0,4}(?:返回|[参參][数數]|[做干幹][什甚][么麼]|定[义義])""".strip().replace(
@@ -6382,11 +6383,11 @@ def asked_definition(question):
     >>> asked_definition("What does Pump.start() return when it is cold?")
     ('start', 'start when it is cold?')
     """
-    match = _any_row(DEFINITION_PHRASES).search(question)
-    if not match:
-        return "", question
-    name = next(filter(None, match.groups())).rpartition(".")[2]
-    return name, question[: match.start()] + name + question[match.end() :]
+    for match in _any_row(DEFINITION_PHRASES).finditer(question):
+        name = next(filter(None, match.groups())).rpartition(".")[2]
+        if name.casefold() not in STOPS:    # as "it" is
+            return name, question[: match.start()] + name + question[match.end() :]
+    return "", question
 
 
 def lacks_half(question, hits, idf):
@@ -6541,9 +6542,16 @@ def named_instead(question):
 def asked_of_another(question, earlier):
     """Return the question before asked of what this one names instead, or "".
 
+    Or this one asked of the function that the one before asked of.
     >>> asked_of_another("And the Team plan?", "How many seats has the Free plan?")
     'How many seats has the Team plan?'
+    >>> asked_of_another("Where is it defined?", "What does json.loads return?")
+    'Where is loads defined?'
     """
+    name, _ = asked_definition(earlier)
+    named = name and re.sub(r"\bit\b|它", name, question, count=1)
+    if named != question and asked_definition(named)[0]:
+        return named
     new = named_instead(question)
     if not new:
         return ""
@@ -14097,12 +14105,13 @@ class Requests:
         query, own = self.query_of(question), own_words_of(question)
         parts = meanings(question, query if query != question else "")
         beside = [meant or part for part, meant in parts if len(parts) > 1]
-        beside += filter(None, asked_definition(question)[:1])  # what defines it
+        beside += filter(None, asked_definition(query)[:1])     # what defines it
         if not query.startswith(f"{question} "):
             self.conversation.earlier = query       # it stands alone
-        elif own and not refers_back(question):
+            return [query, *beside]
+        if own and not refers_back(question):
             self.conversation.earlier = f"{question}\n{query[len(question) + 1 :]}"
-        return [query, *beside, *[question] * bool(own and query != question)]
+        return [query, *beside, *[question] * bool(own)]
 
     def propose_facts(self):
         """Return [(type, text)] that the model finds worth remembering.
@@ -14598,6 +14607,8 @@ def reads_as_refusal(text):
 
 def own_words(question, hits, register, knowledge, meant=""):
     """Return the Answer in the documents' own words, marks numbered by the register."""
+    if asked_definition(meant)[0] and not meant.startswith(f"{question} "):
+        question, meant = meant, ""     # And json.loads? Where is it defined?
     return extract(knowledge.corrected(question), hits, knowledge.idf,
                    lambda hit: register.number(hit).n,
                    knowledge.hybrid and knowledge.hybrid.near, meant)

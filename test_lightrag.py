@@ -3599,6 +3599,9 @@ class Test25Questions(unittest.TestCase):
             ("and Bar?", "What is Foo?", "What is Bar?"),
             ("And json.loads?", "What does json.dumps return?", "What does json.loads return?"),
             ("那 max_size 呢？", "min_size 的默认值是多少？", "max_size 的默认值是多少？"),
+            ("What does it return?", "What does open_pump() do?",
+             "What does open_pump return?"),
+            ("它返回什么？", "Pump.start 有哪些参数？", "start返回什么？"),
         ):
             with self.subTest(question):
                 self.assertEqual(lr.search_query(question, before), (query, True))
