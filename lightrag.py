@@ -6059,10 +6059,12 @@ def _below(block, name, excerpt):
 
 
 def _blocks(text):
-    """Return the definitions of a chunk, which may begin inside a docstring."""
+    """Return the definitions of a chunk, which may begin or end inside a docstring."""
     before, quotes, after = text.partition('"""')
-    behind = " " * len(before + quotes) + after
-    return max(code_blocks(text), code_blocks(behind), key=len)
+    found, behind = code_blocks(text), " " * len(before + quotes) + after
+    if any(b.start < len(before) and not EXAMPLE.match(text, b.start) for b in found):
+        return found    # so what is behind the quotes is the docstring
+    return max(found, code_blocks(behind), key=len)
 
 
 def _bare(name):

@@ -4214,6 +4214,15 @@ class Test26Answers(unittest.TestCase):
                 _, excerpts = lr.best_excerpts(question, hits, base.idf)
                 self.assertEqual([e.text() for e in excerpts][:1], [first] * bool(first))
 
+    def test_a_long_docstring_is_its_definitions_own(self):
+        text = ("def loads(s, hook=None):\n    \"\"\"Read ``s`` as it stands.\n\n"
+                "    ``hook`` is an optional function that will be called with the result\n"
+                "    of any literal decode (a ``dict``). The return value of ``hook`` is\n"
+                "    used for custom decoders (e.g. of classes).\n")
+        answer = self.ask("What does loads return?",
+                          hit_of(text, kind="code", heading="loads"))
+        self.assertIn("The return value of ``hook`` is\n    used", answer.text)
+
     def test_of_two_words_neither_may_be_nowhere(self):
         base = lr.Knowledge(None)
         base.add_text("# Help\n\nThe gateway listens on port 8443. To reset your password, "
