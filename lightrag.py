@@ -7750,7 +7750,7 @@ THINK_TAG = Pattern("</?think>")
 THINK_TAGS = {
     **{f"<{name}>": f"</{name}>"
        for name in ("think", "thinking", "thought", "reasoning", "seed:think")},
-    "[THINK]": "[/THINK]", "◁think▷": "◁/think▷",
+    "[THINK]": "[/THINK]", "◁think▷": "◁/think▷", "<|channel>": "<channel|>",
     "<|channel|>analysis<|message|>": "<|start|>assistant<|channel|>final<|message|>",
 }
 

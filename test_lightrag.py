@@ -4866,7 +4866,7 @@ class Test33Stream(unittest.TestCase):
     def test_SSE_5_thoughts_between_tags_of_other_models(self):
         for tag, end in (("<thinking>", "</thinking>"), ("<thought>", "</thought>"),
                          ("<reasoning>", "</reasoning>"), ("[THINK]", "[/THINK]"),
-                         ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
+                         ("\u25c1think\u25b7", "\u25c1/think\u25b7"), ("<|channel>", "<channel|>"),
                          ("<|channel|>analysis<|message|>",
                           "<|start|>assistant<|channel|>final<|message|>")):
             whole = f"{tag}weigh </it{end}Answer."
