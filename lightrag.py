@@ -6026,7 +6026,7 @@ def excerpts_about(name, hits):
     What stands in another definition, also in one inside it, says what that one does.
     """
     blocks = [_blocks(hit.text) if name and hit.kind == "code" else [] for hit in hits]
-    known = {block.heading.rpartition(" > ")[2] for row in blocks for block in row}
+    known = {_leaf(block.heading) for row in blocks for block in row}
     alike = {name} & known or {other for other in known if _bare(other) == _bare(name)}
     value = re.compile(r"(?![ \t])" + VALUE_LINE.format(re.escape(name)), re.MULTILINE)
     for place, hit in enumerate(hits):
@@ -6111,7 +6111,7 @@ def _shown(pieces, hit):
     first line of a CSV file is the head of its rows.
     """
     text, kept = hit.text, []
-    defined = hit.heading.rpartition(" > ")[2] if hit.kind == "code" else ""
+    defined = _leaf(hit.heading) if hit.kind == "code" else ""
     name = re.compile(rf"\b{re.escape(defined)}\b") if defined else NEVER
     for what, start, end in pieces:
         if what in ("code", "signature") and name.search(text, start, end):
@@ -6155,7 +6155,7 @@ def _grouped(pieces, hit):
     """Yield (spans, headings above, those in the hit) of each excerpt."""
     text, above, headings = hit.text, hit.heading, ()
     head, i = None, 0       # head: (what it stands over, start, end)
-    columns = above.rpartition(" > ")[2].split(", ")
+    columns = _leaf(above).split(", ")
     headless = len(columns) > 1     # until a table ends whose head is in a chunk before
     while i < len(pieces):
         what, start, end = pieces[i]
@@ -6164,6 +6164,7 @@ def _grouped(pieces, hit):
         after = _after_group(pieces, i, text)
         group = [piece[0] for piece in pieces[i:after]]
         whole = (start, pieces[after - 1][2])
+        run = (start, pieces[_after_run(pieces, i + 1, start) - 1][2])
         below = head and _indent(text, start) > _indent(text, head[1])
         if head and head[0] == "text" and not below:
             head = None
@@ -6176,21 +6177,17 @@ def _grouped(pieces, hit):
             headings = *(h for h in headings if _level(text, h[0]) < level), whole
         elif head and head[0] == group[-1] and "signature" not in group:
             yield (head[1:], whole), above, headings
-        elif headless:
-            yield (whole,), above, headings
-        elif what == "row" and (last := _after_run(pieces, i + 1, start)) > i + 1:
-            yield ((start, pieces[last - 1][2]),), above, headings  # its head is none
+        elif what == "row" and not headless:
+            yield (run,), above, headings       # the head alone says nothing
             head = ("row", *whole)
         else:
             yield (whole,), above, headings
-            head = (("row", *whole) if what == "row" else
-                    ("text", start, end) if what == "term" else None)
+            head = ("text", start, end) if what == "term" else None
         if "signature" in group:
             head = ("code", pieces[i + group.index("signature")][1], whole[1])
         before = pieces[i - 1][0] if i else ""
-        opens = what == "item" and before not in ("item", "lead")
-        if opens and (last := _after_run(pieces, i + 1, start)) > i + 1:
-            yield ((start, pieces[last - 1][2]),), above, headings
+        if what == "item" and before not in ("item", "lead") and run[1] > end:
+            yield (run,), above, headings       # the whole list, too
         listed = "lead" in group and group[-1] in RUNS
         i += group.index(group[-1]) if listed else len(group)   # its members, singly
 
