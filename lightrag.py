@@ -3725,8 +3725,10 @@ class Index:
         """
         if k < 1:
             return []
-        query = self.corrected(query)
         best, terms, most = [], self.terms(query), max(FINALISTS, 2 * k)
+        if any(not term.chunks and term.token < RUN_FIRST for term in terms):
+            query = self.corrected(query)
+            terms = self.terms(query)
         for i, segment in enumerate(self.segments):
             allowed = None if wanted is None else wanted_units(segment, wanted)
             least = best[-1][0] if len(best) == most else 1
