@@ -38,7 +38,7 @@ terminal, clock or environment):
     19 Decoding      bytes of any encoding to text
     20 Archive       zip files and the XML in them, within limits
     21 Office        Word and PowerPoint files and e-books to Markdown
-    22 Sheets        Excel files to Markdown
+    22 Sheets        Excel files, and manual pages, to Markdown
     23 Documents     bytes to title, kind and text
     24 Excerpts      what of a hit can be shown: sentences, rows, lines of code
     25 Questions     what a question asks, and what it leans on
@@ -2911,7 +2911,7 @@ CHUNKERS = {
 }
 CHUNKER_OF_KIND = {
     **dict.fromkeys(("markdown", "html", "rst", "notebook", "docx", "pptx", "xlsx",
-                     "epub", "pdf"), by_heading),
+                     "epub", "pdf", "man"), by_heading),
     **dict.fromkeys(("code", "json", "yaml", "toml"), by_definition),
     "csv": by_row,
 }
@@ -5408,7 +5408,7 @@ def _shape_events(archive, part, list_places=SLIDE_BODIES):
 
 
 # =============================================================================
-# 22. Sheets -- Excel files to Markdown [pure]
+# 22. Sheets -- Excel files, and manual pages, to Markdown [pure]
 #    Uses: Settings, Markdown, Archive, Office
 # =============================================================================
 
@@ -5562,6 +5562,89 @@ def number_text(words, is_date=False, epoch_days=0):
     return f"{moment.date()} {clock}" if seconds.seconds else str(moment.date())
 
 
+# Manual pages
+
+# Of man(7) and mdoc(7) only what makes sections, paragraphs, tags and code is known; of
+# other macros the words are kept, and what roff itself is asked for says nothing.
+
+MANUAL_START = Pattern(rb"(?:[.']?[ \t]*(?:\\?[\"#].*)?\n)*\.(?:TH|Dd)\b")
+ROFF_LINE = Pattern(r"^(?:[.'][ \t]*(\w*)(?!\w)[ \t]*(.*)|(.+))$", re.MULTILINE)
+ROFF_WORD = Pattern(r'"((?:[^"]|"")*)"?|(\S+)')
+ROFF_ESCAPE = Pattern(
+    r"\\(?:\".*|[f*](?:\(..|\[[^\]\n]{0,40}\]|.)|s[-+]?\d*|\((..)"
+    r"|\[([^\]\n]{0,40})\]|(.?))"
+)
+ROFF_SIGNS = {
+    "bu": "•", "em": "—", "en": "–", "lq": "“", "rq": "”", "oq": "‘", "cq": "’",
+    "aq": "'", "dq": '"', "ha": "^", "ti": "~", "rs": "\\", "e": "\\", "-": "-",
+    ".": ".", "'": "'", "`": "`", "~": " ", " ": " ", "0": " ", "t": " ",
+}
+ROFF_HEADINGS = {"SH": "# ", "Sh": "# ", "SS": "## ", "Ss": "## "}
+ROFF_CODE = set_of("nf EX Bd")
+ROFF_BREAKS = set_of("TP TQ IP It PP P LP HP Pp sp br Bl El RS RE fi EE Ed")
+ROFF_SILENT = set_of("TH Dd Dt Os PD DT UE ME")
+
+
+def read_manual(text):
+    r"""Return (title, Markdown text, warnings) of a manual page.
+
+    >>> read_manual(".SH NAME\na \\- do\n.TP\n.B \\-n\nTry\n.I N\ntimes.")[1]
+    '# NAME\n\na - do\n\n-n: Try N times.'
+    """
+    blocks, words, is_code, is_tag, name = [], [], False, False, ""
+
+    def _flush():
+        if words:
+            blocks.append(code_fence("\n".join(words)) if is_code
+                          else as_words(" ".join(words)))
+            words.clear()
+
+    for macro, rest, said in ROFF_LINE.findall(text):
+        args = [_roff_text(a or b) for a, b in ROFF_WORD.findall(rest)]
+        if macro in ROFF_HEADINGS or macro in ROFF_BREAKS or macro in ROFF_CODE:
+            _flush()
+            is_code, is_tag = macro in ROFF_CODE, macro in ("TP", "TQ")
+            if macro in ROFF_HEADINGS and args:
+                blocks.append(ROFF_HEADINGS[macro] + " ".join(args))
+            elif macro in ("IP", "It") and args:
+                said = args[0] if macro == "IP" else _mdoc_text(args, name)
+                is_tag = said[-1:].isalnum()
+        elif macro == "Nm" and args and not name:
+            said = name = args[0]
+        elif re.fullmatch("[A-Z][a-z]", macro) and macro not in ROFF_SILENT:
+            said = _mdoc_text([macro, *args], name)
+        elif macro.isupper() and macro not in ROFF_SILENT:
+            said = ("" if re.fullmatch("[BIR]{2}", macro) else " ").join(args)
+        elif not macro:
+            said = _roff_text(said)
+        if said:
+            words.append(said + ":" * is_tag)
+            is_tag = False
+    _flush()
+    about = [i for i, block in enumerate(blocks[:-1]) if block.upper() == "# NAME"]
+    return blocks[about[0] + 1] if about else name, "\n\n".join(blocks), []
+
+
+def _roff_text(text):
+    """Return a text of roff without what changes fonts and sizes."""
+    def _sign(match):
+        return ROFF_SIGNS.get(match[1] or match[2] or match[3] or "", "")
+
+    return ROFF_ESCAPE.sub(_sign, text)
+
+
+def _mdoc_text(words, name):
+    """Return what a line of mdoc says: options with a dash, else its words alone."""
+    said, dash = "", ""
+    for i, word in enumerate(words):
+        if re.fullmatch("[A-Z][a-z]", word) and (word != "Nm" or i + 1 < len(words)):
+            dash = {"Fl": "-", "Nd": "- "}.get(word, "")
+            continue
+        word, dash = name if word == "Nm" else dash + word, ""
+        said += " " * bool(said and word not in tuple(".,;:)]")) + word
+    return f"[{said}]" if words[0] == "Op" else said
+
+
 # =============================================================================
 # 23. Documents -- bytes to title, kind and text [pure]
 #    Uses: Settings, Errors, Prose, Outline, Markdown, Decoding, Archive, Office, Sheets
@@ -5571,7 +5654,7 @@ def number_text(words, is_date=False, epoch_days=0):
 # warnings).  Of MARKDOWN_KINDS the text is made, as Markdown; of all others it is the
 # file's own lines.
 
-MARKDOWN_KINDS = set_of("html notebook pdf docx pptx xlsx epub")
+MARKDOWN_KINDS = set_of("html notebook man pdf docx pptx xlsx epub")
 
 SUFFIXES = {
     "html": "html htm xhtml shtml",
@@ -5749,7 +5832,8 @@ def _kind_for(data, name, content_type):
         return "html"
     if media not in VAGUE_MEDIA and not TEXT_MEDIA.match(media):
         raise SourceError(f"it is {media}, for which there is no reader")
-    return _known_kind(name) or "text"
+    is_man = re.search(r"\.[1-9]\w?$", name) and MANUAL_START.match(data[:HEAD_BYTES])
+    return _known_kind(name) or ("man" if is_man else "text")
 
 
 def _read_plain(text):
@@ -5897,6 +5981,7 @@ TEXT_READERS = {        # all other kinds are read as they are
     "markdown": _read_markdown,
     "rst": _read_rst,
     "notebook": _read_notebook,
+    "man": read_manual,
     "pdf": _read_pdf_text,
 }
 

@@ -3266,6 +3266,101 @@ class Test22Sheets(unittest.TestCase):
             self.read_xlsx(("S", "visible", f"<row>{cells}</row>"))
 
 
+class Test22Manuals(unittest.TestCase):
+    """Manual pages."""
+
+    def read(self, lines, name="a.1"):
+        """What is read of a manual page of these lines."""
+        return lr.read_document(f".TH A 1\n{lines}\n".encode(), name)
+
+    def test_a_page_of_man(self):
+        parsed = self.read(r""".\" a comment
+.SH NAME
+fetchr \- download files
+.SH SYNOPSIS
+.B fetchr
+[\fB\-c\fR \fIFILE\fR] \fIURL\fR...
+.SH "EXIT STATUS"
+.TP
+.BR \-c ", " \-\-config "=" \fIFILE\fR
+Read it from
+.IR ~/.fetchrrc .
+.IP 22
+A checksum (see
+.BR sum (1))
+did not match.
+.SS Notes
+.IP \(bu 2
+One\(emor two.
+.nf
+fetchr  -c x
+.B run
+.fi
+# no heading""")
+        self.assertEqual((parsed.kind, parsed.title), ("man", "fetchr - download files"))
+        self.assertEqual(parsed.text, """# NAME
+
+fetchr - download files
+
+# SYNOPSIS
+
+fetchr [-c FILE] URL...
+
+# EXIT STATUS
+
+-c, --config=FILE: Read it from ~/.fetchrrc.
+
+22: A checksum (see sum(1)) did not match.
+
+## Notes
+
+• One—or two.
+
+```
+fetchr  -c x
+run
+```
+
+\\# no heading""")
+
+    def test_a_page_of_mdoc(self):
+        page = r""".\" $Id$
+.Dd March 3, 2023
+.Dt DRIPD 8
+.Os
+.Sh NAME
+.Nm dripd
+.Nd log daemon
+.Sh SYNOPSIS
+.Nm
+.Op Fl d
+.Op Fl p Ar port
+.Bl -tag -width Ds
+.It Fl p Ar port
+Listen on
+.Ar port ;
+the default is 7421.
+.El"""
+        parsed = lr.read_document(page.encode(), "https://a.org/dripd.8")
+        self.assertEqual((parsed.kind, parsed.title), ("man", "dripd - log daemon"))
+        self.assertEqual(parsed.text, "# NAME\n\ndripd - log daemon\n\n# SYNOPSIS\n\n"
+                         "dripd [-d] [-p port]\n\n-p port: Listen on port; the default "
+                         "is 7421.")
+
+    def test_other_files_with_a_number_for_a_suffix(self):
+        for name, text in (("log.1", ".SH no head"), ("v1.2", "words\n.TH A 1"),
+                           ("a.txt", ".TH A 1\nwords")):
+            self.assertEqual(lr.read_document(text.encode(), name).text, text)
+
+    def test_hostile_pages_cost_linear_time(self):
+        for sign in ("\\[", "\\f[", '.B "', ".Op Nm ", "Nm ", ".TP\n", ".nf\n", '"', "\\"):
+            with self.subTest(sign):
+                def _read(count, sign=sign):
+                    lr.read_manual(".TH A 1\n.Op " + sign * (count // len(sign)))
+
+                self.assertLess(growth(_read, 20_000), LINEAR)
+
+
 # =============================================================================
 # 23. Documents
 # =============================================================================
