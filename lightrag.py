@@ -6359,9 +6359,11 @@ REFERS_BACK = Pattern(
     rf"\b(?! (?:{DEICTIC_WORDS}))"
     r"|它|(?<!其)[他她](?!人)|(?<![尤极])其(?![他它中实余次])|[这那][些种样]"
     r"|[这那]个(?![年月星项仓文程软工公])|上面|上述|刚才|前面|前者|后者", re.IGNORECASE)
+WH_WORDS = "what|which|who|whom|whose|when|where|why|how"
+AUXILIARIES = "is|are|was|were|do|does|did|can"
 ANTECEDENT = Pattern(   # what "it" means in the question itself: the fan, another part
-    r"\b(?:the|an?|my|our|your) \w|\w.*[,，;；。]|\w (?:and|but) (?:also )?(?:wh\w+|how|is"
-    r"|are|was|were|do|does|did|can)\b", re.IGNORECASE)
+    r"\b(?:the|an?|my|our|your) \w|\w.*[,，;；。]"
+    rf"|\w (?:and|but) (?:also )?(?:wh\w+|how|{AUXILIARIES})\b", re.IGNORECASE)
 ANOTHER = Pattern(      # 那银牌呢？ Lite 呢？ And the Team plan? What about 2.4.1?
     r"\W*(?:(?:那么?|(?:and|or|what about|how about)\b)"
     r"(?!\s*(?:wh\w+|how|is|are|do|does|did|can|will)\b)\s*(?:for\s+)?(?:the\s+)?"
@@ -6369,14 +6371,12 @@ ANOTHER = Pattern(      # 那银牌呢？ Lite 呢？ And the Team plan? What ab
 GOES_ON = Pattern("然后|[之以]?[后前]来?|后来|还有|其[他它余]的?|别的|另外|现在|[今明去][天年]|昨天")
 NEXT_PART = Pattern(    # of a question that joins two
     r"(?<=[?？])\s*(?=[^\s?？])|(?:[,;]\s*|\s+)(?:and|but)\s+(?:also\s+)?(?="
-    r"(?:what|which|who|whom|whose|when|where|why|how)\b"
-    r"|(?:is|are|was|were|do|does|did|can) (?:it|they|the|there|this|that|i|we|you)\b)"
+    rf"(?:{WH_WORDS}|(?:{AUXILIARIES}) (?:it|they|the|there|this|that|i|we|you))\b)"
     rf"|(?:[，；]|[,;](?=\s*{HAN.pattern}))\s*(?:以及|还有|并且|那么?|又)?|以及|还有|并且",
     re.IGNORECASE)
 ASKS = Pattern(
-    r"\b(?:what|which|who|whom|whose|when|where|why|how)\b(?!\W*$)|多[久长長高远遠]"
-    rf"|^\W*(?:is|are|was|were|do|does|did|can)\b|{QUESTION_PHRASE.pattern}",
-    re.IGNORECASE)
+    rf"\b(?:{WH_WORDS})\b(?!\W*$)|多[久长長高远遠]|^\W*(?:{AUXILIARIES})\b"
+    rf"|{QUESTION_PHRASE.pattern}", re.IGNORECASE)
 NAME_WORD = Pattern(r"[A-Za-z0-9](?:[\w.+-]*[A-Za-z0-9+])?", re.ASCII)
 
 
