@@ -6817,8 +6817,8 @@ def best_excerpts(question, hits, idf, meant=""):
             continue        # of 金牌, where 银牌 is named instead
         if not any(map(excerpt.finds, headed)):
             excerpt = excerpt.below_heading(headed)
-        above = " ".join(excerpt.context)
-        if wanted and not any(excerpt.finds(w) or w.search(above) for w in wanted):
+        titles = "\n".join(excerpt.context)     # subtle: in no order, so one by one
+        if wanted and not any(excerpt.finds(w) or w.search(titles) for w in wanted):
             unfit = max(unfit, sum(covered))
             continue
         own = sum(covered_words(words, excerpt.found))

@@ -4436,6 +4436,9 @@ class Test26Answers(unittest.TestCase):
         dated = hit_of("Tool use is there for all.", heading="Notes > 30 May 2024")
         answer = self.ask("On what date was tool use there for all?", dated)
         self.assertIn("Tool use", answer.text)      # the heading dates it
+        rooms = hit_of("The printer is in the old hall.", title="Hall 11, 22, 33, 44")
+        answer = self.ask("What is the phone number for the printer?", rooms)
+        self.assertTrue(answer.refused, answer.text)    # 11 22 in a title is none
 
     def test_what_a_follow_up_names_instead_has_to_be_there(self):
         table = hit_of("| 城市 | 住宿标准（元/晚） |\n|---|---|\n| 北京、上海 | 550 |\n| 省会 | 400 |\n")
