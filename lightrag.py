@@ -305,7 +305,7 @@ NOTICE_CHARS_MAX = 400      # of a copyright notice, or of a title
 INDENT_STEPS_MAX = 8        # of lists in lists: what a line can show
 LINK_CHARS_MAX = 300        # a longer address tracks or holds data
 HEAD_BYTES = 8192           # where files say what they are
-DECODE_SAMPLE_BYTES = 1 << 16   # enough to tell Chinese from Western letters
+DECODE_SAMPLE_BYTES = 1 << 16   # enough to tell encodings apart
 FEW_SHARE = 0.03            # of single bytes among pairs: Cyrillic words have 0.15
 SOME_SHARE = 0.4            # of kana, or of GB 2312's common half: Big5 has 0.1 and 0.2
 MOST_SHARE = 0.95           # all three are measured: notes/documents.md
@@ -332,7 +332,7 @@ OWN_SHARE = 0.1             # extra for words the sentence holds itself, not its
 RANK_PENALTY = 0.03         # a place: the ranker knows what a sentence cannot show
 LENGTH_PENALTY = 0.05       # of a full excerpt: of two that cover the same, the shorter
 NEAR_FORM_CHARS = 4         # at least, of license beside licence: all but the last two
-KIND_BONUS = 0.10           # for a number, or a list, where the question asks for one
+KIND_BONUS = 0.10           # for each look that is asked for: a number, a list, a key
 REPEAT_SHARE = 0.8          # of the shorter one's words: then it says the same again
 NEARLY_AS_NEAR = 0.1        # of the best one's distance from 1: so much further at most
 EARLIER_CHARS_MAX = 200     # of the last question, for one that refers back to it
@@ -516,7 +516,7 @@ HISTORY_SHARE = 0.35        # of the budget; a longer history is compressed
 SUMMARY_CHARS_MAX = 800
 TRANSCRIPT_RESULT_CHARS = 400
 QUERY_CHARS_MAX = 300       # of a question that the fast model wrote anew
-SAME_CALLS_MAX = 3       # the same call again and again ends the search
+SAME_CALLS_MAX = 3          # the same call again and again ends the search
 SCALE_MAX = 4.0             # how far a server's count may move our estimate
 CALLS_MAX = 8               # of one step; more is a model out of hand
 ARGUMENT_CHARS_MAX = 1500   # of one call: a fact has 1,000, and no tool needs more
@@ -682,7 +682,7 @@ work mean happen use make need want get find call name know define compute calcu
 handle implement function purpose difference differ example type kind way thing many
 much long first main about
 """
-# This one of these, of the asker's own, is not what the question before was about.
+# How words begin that, behind this or that, mean the asker's own, or now.
 DEICTIC_WORDS = (
     "project|tool|program|repo|app|company|software|file|doc|folder|package|librar|code"
     "|text|page|book|manual|year|month|week|day|morning|time")
@@ -711,7 +711,7 @@ PLACE_PHRASES = r"""\bwhere\b|哪[里裡儿兒]|何[处處地]|在哪|什[么麼
 PLACE_LOOKS = r"""\b(?:floor|next to)\b|(?-i:\b(?:in|at|near|from) (?:the )?[A-Z])
 地[点點址区區]|位[于於置]
 (?m:^)\W*(?:place|location|room|venue|address|where)\W*[:：]|[省市县縣区區镇鎮村路街楼樓室州国國]"""
-REASON_PHRASES = r"""\bwhy\b|为什[么麼]|為什[么麼]|为何|為何|原因"""
+REASON_PHRASES = r"\bwhy\b|[为為]什[么麼]|[为為]何|原因"
 REASON_LOOKS = r"""\b(?:because|since|so that|in order to|due to|reasons?|otherwise)\b
 因[为為]|由[于於]|原因|以[便免]|[为為]了|所以|否[则則]|因此|避免"""
 # What asks for a date, year, price or telephone is answered only by what states one, or
@@ -812,7 +812,7 @@ QUOTA_WORDS = Pattern(
     r"|billing[_ ](?:details|hard|limit|not)|(?:out of|more) credits|credit balance"
     r"|payment required|arrearage|overdue|usage limit|per-day|欠费|(?:余额|额度)不足"
 )
-TOOL_WORDS = Pattern(     # what a model made of its tools may heal
+TOOL_WORDS = Pattern(   # but not of a call it wrote wrongly: the next may be right
     r"\btool(?!_use_failed)|function.?call|functions (?:is|are) not|工具"
 )
 SYSTEM_WORDS = Pattern(
@@ -14025,7 +14025,6 @@ TOOLS = {tool.name: tool for tool in (
 # server's own counts showed our estimate to be off.  Besides the question itself a
 # model is asked three things of a conversation: to summarise it, to name facts worth
 # keeping, to say a follow-up question in full.  Each may fail and then changes nothing.
-
 
 NO_SUMMARY = Pattern(   # but an excuse, or a call
     r"(?:I['’]m sorry|I am sorry|sorry|as an ai|I can(?:no|['’])t|I am unable|抱歉|对不起"
