@@ -9585,12 +9585,8 @@ def decide(rules, tool, argument, default="ask"):
 def _is_about(rule, argument):
     """Tell whether a rule's pattern covers an argument, however both are spelled."""
     pattern, *_ = ruled_forms(rule.pattern)
-    for form in ruled_forms(argument):
-        if matches(pattern, form):
-            return True
-        if rule.verdict == "deny" and matches(pattern.casefold(), form.casefold()):
-            return True
-    return False
+    fold = str.casefold if rule.verdict == "deny" else str
+    return any(matches(fold(pattern), fold(form)) for form in ruled_forms(argument))
 
 
 def rules_of(config, project):
