@@ -412,7 +412,7 @@ LINE_BYTES_MAX = 4000       # a person breaks lines of code and data before
 KNOWLEDGE_FORMAT = "lightrag/knowledge"
 KNOWLEDGE_VERSION = 1
 MAP_MAGIC = b"LRAGMAP1"
-INDEX_METHOD = 583168397119047511  # of tokeniser and weights; a test tells it
+INDEX_METHOD = 9457496180127853762  # of tokeniser and weights; a test tells it
 READ_TRIES = 30             # others may replace the file while it is read
 HITS = 4                    # passages a question gets when nobody says otherwise
 
@@ -594,6 +594,23 @@ wasn't weren't haven't hasn't hadn't i'm i've i'd i'll it's it'll that's there's
 here's what's who's where's when's why's how's let's we're we've we'll you're you've
 they're he's she's
 """
+# Forms that no ending tells, each behind the one that it is searched as.
+VERBS = """
+begin/began/begun break/broke/broken bring/brought build/built buy/bought catch/caught
+choose/chose/chosen come/came become/became deal/dealt draw/drew/drawn drink/drank/drunk
+drive/drove/driven eat/ate/eaten fall/fell/fallen feel/felt fight/fought find/found
+fly/flew/flown forget/forgot/forgotten freeze/froze/frozen get/got/gotten
+give/gave/given go/went/gone grow/grew/grown hang/hung hide/hid/hidden hold/held
+keep/kept know/knew/known lose/lost make/made mean/meant meet/met
+overwrite/overwrote/overwritten pay/paid rise/rose/risen run/ran say/said see/saw/seen
+seek/sought sell/sold send/sent shake/shook/shaken sit/sat sleep/slept
+speak/spoke/spoken spend/spent stand/stood steal/stole/stolen stick/stuck strike/struck
+take/took/taken teach/taught tell/told think/thought throw/threw/thrown
+understand/understood wake/woke/woken wear/wore/worn win/won withdraw/withdrew/withdrawn
+write/wrote/written
+"""
+VERB_FORMS = {form: verb for verb, *forms in (row.split("/") for row in VERBS.split())
+              for form in forms}
 # Signs of traditional Chinese, each with the simplified one that is written for it: all
 # that Big5 counts among the common ones and GB 2312 writes otherwise.  Source: Unihan.
 SIMPLER_SIGNS = """
@@ -1404,13 +1421,14 @@ def _split(piece):
 
 
 def stem(word):
-    """Strip the common English endings: plural, -ed, -ing, and those that make nouns.
+    """Strip English endings: plural, -ed, -ing, those that make nouns; wrote is write.
 
     word    str, case folded
     ->      str, at least two letters where the word has them
     >>> [stem(word) for word in "settings stored classes policies relational".split()]
     ['set', 'stor', 'class', 'policy', 'relat']
     """
+    word = VERB_FORMS.get(word, word)
     if len(word) < 4 or not word.isascii() or not word.isalpha():
         return word
     word = _strip_participle(_strip_plural(word))

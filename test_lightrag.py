@@ -324,6 +324,9 @@ class Test05Text(unittest.TestCase):
                       "class classes", "index indexes indexed indexing"):
             with self.subTest(forms=forms):
                 self.assertEqual(len({lr.stem(word) for word in forms.split()}), 1)
+        for forms in ("write writes wrote written writing", "begin began begun", "go went gone"):
+            with self.subTest(forms=forms):
+                self.assertEqual(len({lr.stem(word) for word in forms.split()}), 1)
         for word in ("bus", "class", "status", "thing", "red", "fly", "string"):
             with self.subTest(word=word):
                 self.assertEqual(lr.stem(word), word)
@@ -7471,7 +7474,7 @@ class Test48Store(unittest.TestCase):
     def test_the_index_of_another_tokeniser_is_never_used(self):
         text = "getUserName() stores -i 3.11 naïve classes' settings. 历史压缩的阈值 = 12,000"
         text += lr.STOP_WORDS       # which are passed over for neighbours
-        text += "".join(lr.SIMPLER)
+        text += "".join(lr.SIMPLER) + " ".join(lr.VERB_FORMS)
         half = len(text) // 2
         chunks = [lr.Chunk(0, half, "Setting > 压缩"), lr.Chunk(half, len(text))]
         document = lr.Document("A title", "zh/notes/a.md", "text", text, chunks, "", "")
