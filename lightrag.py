@@ -6580,8 +6580,8 @@ def search_query(question, earlier):
 
     A question of one word, or that refers back, takes the one before along.
 
-    earlier  str, what the turn before searched for, or empty; on a second line what is
-             not meant by "it"
+    earlier  str, what the turn before searched for, or empty; on a second line what
+             that leaned on itself, which "it" does not mean
     >>> search_query("and how do I change it?", "What is the retry limit?")
     ('and how do I change it? What is the retry limit?', True)
     >>> search_query("那银牌呢？", "金牌服务响应时间多久？")
@@ -6591,12 +6591,13 @@ def search_query(question, earlier):
     """
     if not earlier:
         return question, True
-    if another := asked_of_another(question, earlier.replace("\n", " ")):
+    whole = earlier.replace("\n", " ").strip()
+    if another := asked_of_another(question, whole):
         return another, True
     own, refers = own_words_of(question), refers_back(question)
-    bare, (subject, _, rest) = own <= 1, earlier.partition("\n")
+    bare = own <= 1
     leans = bare or refers or ANOTHER.fullmatch(question)
-    before = subject if refers else f"{subject} {rest}".strip()
+    before = earlier.partition("\n")[0] if refers else whole
     query = f"{question} {before[-EARLIER_CHARS_MAX:]}" if leans else question
     return query, bare or not leans and own > UNCLEAR_WORDS_MAX
 
@@ -6661,21 +6662,19 @@ def asked_of_another(question, earlier):
         return ""
     words, known = NAME_WORD.findall(new), list(NAME_WORD.finditer(earlier))
     if new == "".join(HAN.findall(new)):        # 银牌 for 金牌: the last sign is the kind
-        olds = [m for m in re.finditer(rf"(?={HAN.pattern}{{{len(new)}}})", earlier)
-                if earlier[m.start() + len(new) - 1] == new[-1]]
-        old = olds and (olds[0].start(), olds[0].start() + len(new))
+        old = re.search(rf"{HAN.pattern}{{{len(new) - 1}}}{new[-1]}", earlier)
     elif " ".join(words) != new or len(words) > 2 or words[0].casefold() in STOPS:
         return ""
     elif len(words) == 2:                       # the Team plan for the Free plan
-        old = next((before.span() for before, word in zip(known, islice(known, 1, None))
+        old = next((before for before, word in zip(known, islice(known, 1, None))
                     if word[0].casefold() == words[1].casefold()
                     and before[0].casefold() not in STOPS), None)
         new = words[0]
     else:
         kind = _kind_of_name(new)
-        olds = [m for m in known if _kind_of_name(m[0]) == kind and any(kind)]
-        old = olds and olds[-1].span()
-    return f"{earlier[:old[0]]}{new}{earlier[old[1]:]}" if old else ""
+        old = next((word for word in reversed(known)
+                    if any(kind) and _kind_of_name(word[0]) == kind), None)
+    return f"{earlier[: old.start()]}{new}{earlier[old.end() :]}" if old else ""
 
 
 def _kind_of_name(word):
@@ -12548,7 +12547,7 @@ class Conversation:
 
     name     str, of its file: letters, digits and hyphens
     nonce    str, part of the markers around data in its messages; "" = a new random one
-    earlier  str, what the last question searched for; on a line below what it leaned on
+    earlier  str, what the last question searched for, as search_query takes it
     """
 
     def __init__(self, name="", created_at="", nonce="", messages=(), summary="",
