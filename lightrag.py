@@ -14031,7 +14031,7 @@ TOOLS = {tool.name: tool for tool in (
 
 # =============================================================================
 # 59. Requests -- what is sent: within a budget, and what is made of a conversation
-#    Uses: Settings, Errors, Prose, Questions, Protocol, Context, Model
+#    Uses: Settings, Errors, Text, Prose, Ranking, Questions, Protocol, Context, Model
 # =============================================================================
 
 # The budget is the user's, lowered to what the model takes, and divided by what the
@@ -14227,6 +14227,22 @@ class Requests:
         usable = [(kind, text) for kind, text in facts
                   if kind in FACT_TYPES and 0 < len(text) <= FACT_CHARS_MAX]
         return usable[:FACTS_MAX]
+
+
+def gathered(question, query, beside, knowledge, k, scopes):
+    """Return k hits: of a query, of those beside it, and where what it names begins.
+
+    query, beside  as queries_of gives them; beside is searched by words alone
+    """
+    hits, topic = knowledge.search(query, k, scopes), set(heavy_tokens(question))
+    titled = [hit for hit in hits if topic
+              and topic.issubset(tokens(full_title(hit.title, hit.source)))]
+    # Twice as many, so that twice as many are looked at before the best are taken.
+    rows = [hits, *(knowledge.search_words(words, 2 * k, scopes) for words in beside),
+            knowledge.openings(titled)]
+    found = {(hit.source, hit.chunk): hit
+             for row in zip_longest(*rows) for hit in row if hit}
+    return list(found.values())[:k]
 
 
 def transcript(messages, summary=""):
@@ -14640,7 +14656,7 @@ def is_written_call(text):
 
 # =============================================================================
 # 63. Review -- an answer against all that its conversation has shown
-#    Uses: Settings, Text, Prose, Ranking, Questions, Answers, Checking
+#    Uses: Settings, Prose, Questions, Answers, Checking
 # =============================================================================
 
 # What a model says is reviewed before it counts: once it may mend what its sources do
@@ -14677,22 +14693,6 @@ def review(question, text, register, idf):
         with_doubts(text, findings, question), doubted(citations, findings), notices,
         REPAIR_PROMPT.format(faults=faults) if findings else "",
     )
-
-
-def gathered(question, query, beside, knowledge, k, scopes):
-    """Return k hits: of a query, of those beside it, and where what it names begins.
-
-    beside  list of str, searched by words alone
-    """
-    hits, topic = knowledge.search(query, k, scopes), set(heavy_tokens(question))
-    titled = [hit for hit in hits if topic
-              and topic.issubset(tokens(full_title(hit.title, hit.source)))]
-    # Twice as many, so that twice as many are looked at before the best are taken.
-    rows = [hits, *(knowledge.search_words(words, 2 * k, scopes) for words in beside),
-            knowledge.openings(titled)]
-    found = {(hit.source, hit.chunk): hit
-             for row in zip_longest(*rows) for hit in row if hit}
-    return list(found.values())[:k]
 
 
 def reads_as_refusal(text):
