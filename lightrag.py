@@ -13209,8 +13209,7 @@ def vectors_in(answer, count):
         if len({*places}) not in (1, count):    # of one number or none: as they came
             raise ModelError("the embeddings endpoint gives two vectors one number")
         if len({*places}) > 1:
-            order = sorted(range(count), key=lambda i: int(places[i]))
-            rows = [rows[i] for i in order]
+            rows = sorted(rows, key=lambda row: int(str(row["index"])))
         return [_floats(row["embedding"]) for row in rows]
     except MISSHAPEN:
         raise ModelError("the embeddings endpoint sent no vectors") from None
