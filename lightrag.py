@@ -373,7 +373,7 @@ RECENT_SHARE = 0.4
 SHORTEST_TOKENS = 40        # a result is not cut further: less tells nothing
 
 # Paths, Addresses, Files, Folders
-UNNAMEABLE = Pattern("[\0\ud800-\udc7f\udd00-\udfff]")  # NUL, half a character, no byte
+UNNAMEABLE = Pattern("[\0\ud800-\udc7f\udd00-\udfff]")  # NUL, halves of no byte
 PATH_CHARS_MAX = 4096       # no path is longer, so a longer rule matches nothing
 SECRET_CHARS_MIN = 6        # a shorter key is a placeholder, and part of other words
 FILE_BYTES_MAX = 64 << 20   # a local file; no text that people read is larger
@@ -4335,7 +4335,7 @@ WIDE_WRAP = Pattern(rf"(?<=[{WIDE}])[ \t]*\n\s*(?=[{WIDE}])")
 ZERO_WIDTH = Pattern("[\xad\u200b\u2060\ufeff]")
 BREAK = "\0"            # <br> among the pieces of a block; no page holds it
 BREAKS = Pattern(rf" ?{BREAK} ?")
-# Of what would be another number, or hold, without a sign.
+# Without its sign a text would be another number, or say what no longer holds.
 MARKS = {"sup": "^", "sub": "_", "s": "~~", "strike": "~~", "del": "~~"}
 EXPONENT = Pattern("[-+\u2212]?\\d+")
 LINK_SCHEMES = set_of("http: https: ftp: mailto:")
@@ -6805,7 +6805,7 @@ def best_excerpts(question, hits, idf, meant=""):
     follow-up is answered by what its own words find; one that has none (Why?) by what
     the question before it finds, where that looks as it asks.
 
-    meant  str, what a follow-up asks, with what it leans on
+    meant  str, what a follow-up asks, with what it leans on; the others as in extract
     """
     looks, bare = looks_of(question), meant and not own_words_of(question)
     wanted = asked_for(question, REQUIRED_KINDS) or bare and looks
