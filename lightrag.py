@@ -373,7 +373,7 @@ RECENT_SHARE = 0.4
 SHORTEST_TOKENS = 40        # a result is not cut further: less tells nothing
 
 # Paths, Addresses, Files, Folders
-UNNAMEABLE = Pattern("[\0\ud800-\udc7f\udd00-\udfff]")  # NUL, halves of no byte
+UNNAMEABLE = Pattern("[\0\ud800-\udc7f\udd00-\udfff]")  # NUL, surrogates of no byte
 PATH_CHARS_MAX = 4096       # no path is longer, so a longer rule matches nothing
 SECRET_CHARS_MIN = 6        # a shorter key is a placeholder, and part of other words
 FILE_BYTES_MAX = 64 << 20   # a local file; no text that people read is larger
