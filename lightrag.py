@@ -5571,7 +5571,7 @@ def number_text(words, is_date=False, epoch_days=0):
         if not is_date:
             return format(number, ".15g")
         seconds = timedelta(seconds=round((number + epoch_days) * 86400))
-        moment = datetime(1899, 12, 30) + seconds
+        moment = datetime.fromisoformat("1899-12-30") + seconds
     except (ValueError, OverflowError):
         return words
     clock = moment.time().isoformat("seconds" if moment.second else "minutes")
