@@ -9395,7 +9395,7 @@ class Test55Hybrid(Folder):
         self.assertEqual(found.text, "The history threshold is 4000. [1]")
         [cited] = found.citations
         self.assertEqual((cited.hit.source, cited.hit.start), ("limits.md", 21))
-        for question in ("火山 喷发 了 吗", "Why do volcanoes erupt?"):
+        for question in ("火山 爆发 了 吗", "Why do volcanoes erupt?"):
             with self.subTest(question=question):
                 self.assertTrue(self.answer(self.hybrid(), question).refused)
         same = self.answer(self.hybrid(), "limit")      # near, but words judge here
