@@ -38,82 +38,83 @@ terminal, clock or environment):
     19 Decoding      bytes of any encoding to text
     20 Archive       zip files and the XML in them, within limits
     21 Office        Word and PowerPoint files and e-books to Markdown
-    22 Sheets        Excel files, and manual pages, to Markdown
-    23 Documents     bytes to title, kind and text
-    24 Excerpts      what of a hit can be shown: sentences, rows, lines of code
-    25 Questions     what a question asks, and what it leans on
-    26 Answers       numbered sources, extractive answers, refusals
-    27 Metrics       how good a ranking is, by what people judged
-    28 Golden        cases with an expectation, judged without a model
-    29 Plots         figures as one page: a table, and bars drawn in SVG
-    30 Vectors       what embeddings say: compact, sealed, and compared exactly
-    31 Fusion        several rankings made one
-    32 Protocol      the OpenAI wire format: messages, calls, requests, errors
-    33 Stream        server-sent events, and thoughts in the text, cut anywhere
-    34 Deltas        what the chunks of one answer add up to
-    35 Context       what a model is told, within a budget
-    36 Quantities    the numbers that a text states, however they are written
-    37 Checking      every marked sentence against the passage it cites
-    38 Paths         ignore rules, secret names, confinement below a root
-    39 Addresses     web addresses: fit to show, fit to send, where they lead
-    40 Permissions   (rules, call) to allow, ask or deny
-    41 Files         reading, atomic writes and locks
-    42 Folders       walking, the home of a knowledge base, configuration
-    43 Network       how this machine reaches others: proxies and certificates
-    44 Http          the only section that opens connections
-    45 Pages         one web page, its redirects checked at every step
-    46 Sources       path, folder, glob, URL or standard input to raw documents
-    47 Format        the bytes of knowledge.json, a document a line
-    48 Store         knowledge.json, and the index derived from it
-    49 Knowledge     the documents and their index
-    50 Ingest        plan, ask, add, sync and remove
-    51 Memory        long-term facts and the working memory
-    52 Conversation  what was said, shown and noted, and where it is kept
-    53 Model         chat completions: retries, what a server takes, errors as sentences
-    54 Embedder      texts to vectors by an endpoint, in batches and at a pace
-    55 Hybrid        search by words and by meaning, fused
-    56 Reach         what may be read below the root, and by which programs
-    57 Lookup        the tools that read: documents, files, history
-    58 Tools         a table of what the agent can do
-    59 Requests      what is sent: within a budget, and what is made of a conversation
-    60 Subjects      where a model says that a new subject begins
-    61 Rerank        passages put in order, and questions put anew, by a model
-    62 Calls         run what a model asks for, or say why not
-    63 Review        an answer against all that its conversation has shown
-    64 Agent         the loop; yields events, never prints
-    65 Wire          the agent's events as the page knows them
-    66 Evaluation    run judged sets and golden cases
-    67 Replay        a model's answers, kept by case and given again
-    68 Console       printing, asking and progress under any encoding
-    69 Consent       ask once, and remember what the user wants remembered
-    70 Meaning       search by meaning and with models, as the user set it up
-    71 Arguments     the words of a command line to a command and its options
-    72 Intake        the commands that add, sync, embed and remove
-    73 Listing       the commands that list, show and search
-    74 Gate          whether a tool may do what a model wants
-    75 Attachments   what stands beside a question: @paths, standard input
-    76 Setup         the agent of a run, made of what the user set up
-    77 Telling       an answer as it comes, and the sources behind it
-    78 Asking        one question: its answer, and what --json says of it
-    79 Facts         the memory command, and what a conversation leaves behind
-    80 Sessions      saved conversations: go on, begin anew, sum up, export
-    81 Panels        what the prompt shows of models, tools, rules and sources
-    82 Talk          one conversation at the prompt
-    83 Grading       the command that evaluates
-    84 Prompt        the interactive prompt
-    85 Chat          the prompt with its commands
-    86 Admission     who may ask a server, and how often
-    87 Completions   the OpenAI format, as a server speaks it
-    88 Layout        the page: what stands where, and how it looks
-    89 Script        what the page does
-    90 Manners       how the page is used: asking, documents, permission, keys
-    91 Service       the agent and the knowledge base for faces that serve several
-    92 Web           the page, its endpoints, and an endpoint for chat clients
-    93 Endpoints     one request: through the gates, to its answer
-    94 Serving       connections, and the command that serves
-    95 Rpc           JSON-RPC 2.0, a message a line
-    96 Mcp           the same tools for other agents, over standard input and output
-    97 Command line  the table of commands, and main
+    22 Sheets        Excel files to Markdown
+    23 Manual        pages of man and mdoc to Markdown
+    24 Documents     bytes to title, kind and text
+    25 Excerpts      what of a hit can be shown: sentences, rows, lines of code
+    26 Questions     what a question asks, and what it leans on
+    27 Answers       numbered sources, extractive answers, refusals
+    28 Metrics       how good a ranking is, by what people judged
+    29 Golden        cases with an expectation, judged without a model
+    30 Plots         figures as one page: a table, and bars drawn in SVG
+    31 Vectors       what embeddings say: compact, sealed, and compared exactly
+    32 Fusion        several rankings made one
+    33 Protocol      the OpenAI wire format: messages, calls, requests, errors
+    34 Stream        server-sent events, and thoughts in the text, cut anywhere
+    35 Deltas        what the chunks of one answer add up to
+    36 Context       what a model is told, within a budget
+    37 Quantities    the numbers that a text states, however they are written
+    38 Checking      every marked sentence against the passage it cites
+    39 Paths         ignore rules, secret names, confinement below a root
+    40 Addresses     web addresses: fit to show, fit to send, where they lead
+    41 Permissions   (rules, call) to allow, ask or deny
+    42 Files         reading, atomic writes and locks
+    43 Folders       walking, the home of a knowledge base, configuration
+    44 Network       how this machine reaches others: proxies and certificates
+    45 Http          the only section that opens connections
+    46 Pages         one web page, its redirects checked at every step
+    47 Sources       path, folder, glob, URL or standard input to raw documents
+    48 Format        the bytes of knowledge.json, a document a line
+    49 Store         knowledge.json, and the index derived from it
+    50 Knowledge     the documents and their index
+    51 Ingest        plan, ask, add, sync and remove
+    52 Memory        long-term facts and the working memory
+    53 Conversation  what was said, shown and noted, and where it is kept
+    54 Model         chat completions: retries, what a server takes, errors as sentences
+    55 Embedder      texts to vectors by an endpoint, in batches and at a pace
+    56 Hybrid        search by words and by meaning, fused
+    57 Reach         what may be read below the root, and by which programs
+    58 Lookup        the tools that read: documents, files, history
+    59 Tools         a table of what the agent can do
+    60 Requests      what is sent: within a budget, and what is made of a conversation
+    61 Subjects      where a model says that a new subject begins
+    62 Rerank        passages put in order, and questions put anew, by a model
+    63 Calls         run what a model asks for, or say why not
+    64 Review        an answer against all that its conversation has shown
+    65 Agent         the loop; yields events, never prints
+    66 Wire          the agent's events as the page knows them
+    67 Evaluation    run judged sets and golden cases
+    68 Replay        a model's answers, kept by case and given again
+    69 Console       printing, asking and progress under any encoding
+    70 Consent       ask once, and remember what the user wants remembered
+    71 Meaning       search by meaning and with models, as the user set it up
+    72 Arguments     the words of a command line to a command and its options
+    73 Intake        the commands that add, sync, embed and remove
+    74 Listing       the commands that list, show and search
+    75 Gate          whether a tool may do what a model wants
+    76 Attachments   what stands beside a question: @paths, standard input
+    77 Setup         the agent of a run, made of what the user set up
+    78 Telling       an answer as it comes, and the sources behind it
+    79 Asking        one question: its answer, and what --json says of it
+    80 Facts         the memory command, and what a conversation leaves behind
+    81 Sessions      saved conversations: go on, begin anew, sum up, export
+    82 Panels        what the prompt shows of models, tools, rules and sources
+    83 Talk          one conversation at the prompt
+    84 Grading       the command that evaluates
+    85 Prompt        the interactive prompt
+    86 Chat          the prompt with its commands
+    87 Admission     who may ask a server, and how often
+    88 Completions   the OpenAI format, as a server speaks it
+    89 Layout        the page: what stands where, and how it looks
+    90 Script        what the page does
+    91 Manners       how the page is used: asking, documents, permission, keys
+    92 Service       the agent and the knowledge base for faces that serve several
+    93 Web           the page, its endpoints, and an endpoint for chat clients
+    94 Endpoints     one request: through the gates, to its answer
+    95 Serving       connections, and the command that serves
+    96 Rpc           JSON-RPC 2.0, a message a line
+    97 Mcp           the same tools for other agents, over standard input and output
+    98 Command line  the table of commands, and main
 
 Words: a document has a title, a source (the path or URL it came from) and a text;
 a chunk is a passage of it, text[start:end]; a hit is a chunk that a search found;
@@ -5426,7 +5427,7 @@ def _shape_events(archive, part, list_places=SLIDE_BODIES):
 
 
 # =============================================================================
-# 22. Sheets -- Excel files, and manual pages, to Markdown [pure]
+# 22. Sheets -- Excel files to Markdown [pure]
 #    Uses: Settings, Markdown, Archive, Office
 # =============================================================================
 
@@ -5580,7 +5581,13 @@ def number_text(words, is_date=False, epoch_days=0):
     return f"{moment.date()} {clock}" if seconds.seconds else str(moment.date())
 
 
-# Manual pages
+OFFICE_READERS = {"docx": read_docx, "pptx": read_pptx, "xlsx": read_xlsx}
+
+
+# =============================================================================
+# 23. Manual -- pages of man and mdoc to Markdown [pure]
+#    Uses: Markdown
+# =============================================================================
 
 # Of man(7) and mdoc(7) only what makes sections, paragraphs, tags and code is known; of
 # other macros the words are kept, and what roff itself is asked for says nothing.
@@ -5664,8 +5671,8 @@ def _mdoc_text(words, name):
 
 
 # =============================================================================
-# 23. Documents -- bytes to title, kind and text [pure]
-#    Uses: Settings, Errors, Prose, Outline, Markdown, Decoding, Archive, Office, Sheets
+# 24. Documents -- bytes to title, kind and text [pure]
+#    Uses: Settings, Errors, Prose, Outline, Markdown, Decoding, Archive, Sheets, Manual
 # =============================================================================
 
 # A reader takes a text, or the bytes of a packed file, and returns (title, text,
@@ -5988,12 +5995,7 @@ def _cell_blocks(cell, syntax):
             yield code_fence(words)
 
 
-PACKED_READERS = {
-    "docx": read_docx,
-    "pptx": read_pptx,
-    "xlsx": read_xlsx,
-    "epub": _read_epub,
-}
+PACKED_READERS = {**OFFICE_READERS, "epub": _read_epub}
 TEXT_READERS = {        # all other kinds are read as they are
     "html": html_to_markdown,
     "markdown": _read_markdown,
@@ -6005,7 +6007,7 @@ TEXT_READERS = {        # all other kinds are read as they are
 
 
 # =============================================================================
-# 24. Excerpts -- what of a hit can be shown: sentences, rows, lines of code [pure]
+# 25. Excerpts -- what of a hit can be shown: sentences, rows, lines of code [pure]
 #    Uses: Settings, Text, Prose, Outline, Definitions, Windows, Ranking
 # =============================================================================
 
@@ -6340,7 +6342,7 @@ def _is_open(text):
 
 
 # =============================================================================
-# 25. Questions -- what a question asks, and what it leans on [pure]
+# 26. Questions -- what a question asks, and what it leans on [pure]
 #    Uses: Settings, Lists, Text, Prose, Excerpts
 # =============================================================================
 
@@ -6689,7 +6691,7 @@ def _any_row(patterns):
 
 
 # =============================================================================
-# 26. Answers -- numbered sources, extractive answers, refusals [pure]
+# 27. Answers -- numbered sources, extractive answers, refusals [pure]
 #    Uses: Settings, Text, Prose, Ranking, Excerpts, Questions
 # =============================================================================
 
@@ -6960,7 +6962,7 @@ def narrow(hit, start, end):
 
 
 # =============================================================================
-# 27. Metrics -- how good a ranking is, by what people judged [pure]
+# 28. Metrics -- how good a ranking is, by what people judged [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -7036,7 +7038,7 @@ def mean_of(rows):
 
 
 # =============================================================================
-# 28. Golden -- cases with an expectation, judged without a model [pure]
+# 29. Golden -- cases with an expectation, judged without a model [pure]
 #    Uses: Settings, Errors, Text, Prose
 # =============================================================================
 
@@ -7226,7 +7228,7 @@ def regressions(before, now):
 
 
 # =============================================================================
-# 29. Plots -- figures as one page: a table, and bars drawn in SVG [pure]
+# 30. Plots -- figures as one page: a table, and bars drawn in SVG [pure]
 #    Uses: Prose
 # =============================================================================
 
@@ -7340,7 +7342,7 @@ def _bar(y, setting, value, colour):
 
 
 # =============================================================================
-# 30. Vectors -- what embeddings say: compact, sealed, and compared exactly [pure]
+# 31. Vectors -- what embeddings say: compact, sealed, and compared exactly [pure]
 #    Uses: Settings, Errors, Sealed
 # =============================================================================
 
@@ -7523,7 +7525,7 @@ def read_vectors(buffer):
 
 
 # =============================================================================
-# 31. Fusion -- several rankings made one [pure]
+# 32. Fusion -- several rankings made one [pure]
 #    Uses: Settings
 # =============================================================================
 
@@ -7550,7 +7552,7 @@ def fused(rankings, weights):
 
 
 # =============================================================================
-# 32. Protocol -- the OpenAI wire format: messages, calls, requests, errors [pure]
+# 33. Protocol -- the OpenAI wire format: messages, calls, requests, errors [pure]
 #    Uses: Settings, Prose
 # =============================================================================
 
@@ -7836,7 +7838,7 @@ def _wire_name(name):
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64] or "unknown"
 
 # =============================================================================
-# 33. Stream -- server-sent events, and thoughts in the text, cut anywhere [pure]
+# 34. Stream -- server-sent events, and thoughts in the text, cut anywhere [pure]
 #    Uses: Settings
 # =============================================================================
 
@@ -8012,7 +8014,7 @@ def _hold_back(text, *tags):
 
 
 # =============================================================================
-# 34. Deltas -- what the chunks of one answer add up to [pure]
+# 35. Deltas -- what the chunks of one answer add up to [pure]
 #    Uses: Settings, Lists, Errors, Prose, Protocol, Stream
 # =============================================================================
 
@@ -8304,7 +8306,7 @@ def _chunk_of(event, data):
 
 
 # =============================================================================
-# 35. Context -- what a model is told, within a budget [pure]
+# 36. Context -- what a model is told, within a budget [pure]
 #    Uses: Settings, Prose, Answers, Protocol
 # =============================================================================
 
@@ -8632,7 +8634,7 @@ def without_calls(messages):
 
 
 # =============================================================================
-# 36. Quantities -- the numbers that a text states, however they are written [pure]
+# 37. Quantities -- the numbers that a text states, however they are written [pure]
 #    Uses: Lists
 # =============================================================================
 
@@ -8768,7 +8770,7 @@ def stated(text):
 
 
 # =============================================================================
-# 37. Checking -- every marked sentence against the passage it cites [pure]
+# 38. Checking -- every marked sentence against the passage it cites [pure]
 #    Uses: Settings, Lists, Text, Prose, Questions, Answers, Context, Quantities
 # =============================================================================
 
@@ -9045,7 +9047,7 @@ def doubted(citations, findings):
 
 
 # =============================================================================
-# 38. Paths -- ignore rules, secret names, confinement below a root [pure]
+# 39. Paths -- ignore rules, secret names, confinement below a root [pure]
 #    Uses: Settings, Lists, Errors
 # =============================================================================
 
@@ -9306,7 +9308,7 @@ def _names(path, flavour):
 
 
 # =============================================================================
-# 39. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
+# 40. Addresses -- web addresses: fit to show, fit to send, where they lead [pure]
 #    Uses: Settings, Lists, Errors
 # =============================================================================
 
@@ -9519,7 +9521,7 @@ def masked(text, secrets):
 
 
 # =============================================================================
-# 40. Permissions -- (rules, call) to allow, ask or deny [pure]
+# 41. Permissions -- (rules, call) to allow, ask or deny [pure]
 #    Uses: Lists, Errors, Addresses
 # =============================================================================
 
@@ -9654,7 +9656,7 @@ def with_rule(config, project, rule):
 
 
 # =============================================================================
-# 41. Files -- reading, atomic writes and locks
+# 42. Files -- reading, atomic writes and locks
 #    Uses: Settings, Errors
 # =============================================================================
 
@@ -9986,7 +9988,7 @@ def make_home(home):
 
 
 # =============================================================================
-# 42. Folders -- walking, the home of a knowledge base, configuration
+# 43. Folders -- walking, the home of a knowledge base, configuration
 #    Uses: Settings, Lists, Errors, Prose, Paths, Files
 # =============================================================================
 
@@ -10334,7 +10336,7 @@ def change_config(environ, change):
 
 
 # =============================================================================
-# 43. Network -- how this machine reaches others: proxies and certificates
+# 44. Network -- how this machine reaches others: proxies and certificates
 #    Uses: Settings, Errors, Addresses
 # =============================================================================
 
@@ -10444,7 +10446,7 @@ def tls_context(network):
 
 
 # =============================================================================
-# 44. Http -- the only section that opens connections
+# 45. Http -- the only section that opens connections
 #    Uses: Settings, Errors, Addresses, Network
 # =============================================================================
 
@@ -10794,7 +10796,7 @@ def _network_error(error, url, limits, variable):
 
 
 # =============================================================================
-# 45. Pages -- one web page, its redirects checked at every step
+# 46. Pages -- one web page, its redirects checked at every step
 #    Uses: Settings, Lists, Errors, Addresses, Network, Http
 # =============================================================================
 
@@ -10882,7 +10884,7 @@ def _page(reply):
 
 
 # =============================================================================
-# 46. Sources -- path, folder, glob, URL or standard input to raw documents
+# 47. Sources -- path, folder, glob, URL or standard input to raw documents
 #    Uses: Settings, Errors, Decoding, Documents, Addresses, Files, Folders, Pages
 # =============================================================================
 
@@ -11216,7 +11218,7 @@ def _run_on(data, command, timeout_s):
 
 
 # =============================================================================
-# 47. Format -- the bytes of knowledge.json, a document a line [pure]
+# 48. Format -- the bytes of knowledge.json, a document a line [pure]
 #    Uses: Settings, Errors, Chunks, Ranking, Documents
 # =============================================================================
 
@@ -11329,7 +11331,7 @@ def line_digest(line):
 
 
 # =============================================================================
-# 48. Store -- knowledge.json, and the index derived from it
+# 49. Store -- knowledge.json, and the index derived from it
 #    Uses: Settings, Errors, Sealed, Segments, Ranking, Files, Format
 # =============================================================================
 
@@ -11667,7 +11669,7 @@ def mapped(path):
 
 
 # =============================================================================
-# 49. Knowledge -- the documents and their index
+# 50. Knowledge -- the documents and their index
 #    Uses: Settings, Errors, Chunks, Ranking, Documents, Files, Folders, Format, Store
 # =============================================================================
 
@@ -12017,7 +12019,7 @@ def root_of(home):
 
 
 # =============================================================================
-# 50. Ingest -- plan, ask, add, sync and remove
+# 51. Ingest -- plan, ask, add, sync and remove
 #    Uses: Settings, Errors, Prose, Chunks, Documents, Paths, Files, Folders, Sources
 # =============================================================================
 
@@ -12290,7 +12292,7 @@ def missing_anchor(knowledge, source):
 
 
 # =============================================================================
-# 51. Memory -- long-term facts and the working memory
+# 52. Memory -- long-term facts and the working memory
 #    Uses: Settings, Lists, Errors, Text, Prose, Chunks, Ranking, Files
 # =============================================================================
 
@@ -12531,7 +12533,7 @@ def _note_key(kind, text):
 
 
 # =============================================================================
-# 52. Conversation -- what was said, shown and noted, and where it is kept
+# 53. Conversation -- what was said, shown and noted, and where it is kept
 #    Uses: Settings, Errors, Prose, Ranking, Questions, Protocol, Context, Files, Memory
 # =============================================================================
 
@@ -12677,7 +12679,7 @@ def conversation_names(folder):
 
 
 # =============================================================================
-# 53. Model -- chat completions: retries, what a server takes, errors as sentences
+# 54. Model -- chat completions: retries, what a server takes, errors as sentences
 #    Uses: Settings, Lists, Errors, Prose, Protocol, Deltas, Addresses, Network, Http
 # =============================================================================
 
@@ -13027,7 +13029,7 @@ def retry_wait_s(headers, number, now_s, chance=None):
 
 
 # =============================================================================
-# 54. Embedder -- texts to vectors by an endpoint, in batches and at a pace
+# 55. Embedder -- texts to vectors by an endpoint, in batches and at a pace
 #    Uses: Settings, Errors, Prose, Addresses, Model
 # =============================================================================
 
@@ -13227,7 +13229,7 @@ def _floats(value):
 
 
 # =============================================================================
-# 55. Hybrid -- search by words and by meaning, fused
+# 56. Hybrid -- search by words and by meaning, fused
 #    Uses: Settings, Errors, Text, Sealed, Answers, Vectors, Fusion, Files, Store
 # =============================================================================
 
@@ -13543,7 +13545,7 @@ class Hybrid:
 
 
 # =============================================================================
-# 56. Reach -- what may be read below the root, and by which programs
+# 57. Reach -- what may be read below the root, and by which programs
 #    Uses: Settings, Errors, Prose, Documents, Files, Folders, Pages, Sources, Ingest
 # =============================================================================
 
@@ -13698,7 +13700,7 @@ def run_quietly(command, folder):
 
 
 # =============================================================================
-# 57. Lookup -- the tools that read: documents, files, history
+# 58. Lookup -- the tools that read: documents, files, history
 #    Uses: Settings, Prose, Ranking, Context, Folders, Ingest, Reach
 # =============================================================================
 
@@ -13865,7 +13867,7 @@ def recent_changes(box, arguments):
 
 
 # =============================================================================
-# 58. Tools -- a table of what the agent can do
+# 59. Tools -- a table of what the agent can do
 #    Uses: Settings, Errors, Prose, Context, Sources, Ingest, Memory, Reach, Lookup
 # =============================================================================
 
@@ -14029,7 +14031,7 @@ TOOLS = {tool.name: tool for tool in (
 
 
 # =============================================================================
-# 59. Requests -- what is sent: within a budget, and what is made of a conversation
+# 60. Requests -- what is sent: within a budget, and what is made of a conversation
 #    Uses: Settings, Errors, Text, Prose, Ranking, Questions, Protocol, Context, Model
 # =============================================================================
 
@@ -14257,7 +14259,7 @@ def transcript(messages, summary=""):
 
 
 # =============================================================================
-# 60. Subjects -- where a model says that a new subject begins
+# 61. Subjects -- where a model says that a new subject begins
 #    Uses: Settings, Errors, Prose, Chunks, Addresses, Conversation, Model, Requests
 # =============================================================================
 
@@ -14386,7 +14388,7 @@ def numbers_said(said, lines):
 
 
 # =============================================================================
-# 61. Rerank -- passages put in order, and questions put anew, by a model
+# 62. Rerank -- passages put in order, and questions put anew, by a model
 #    Uses: Settings, Errors, Text, Context, Addresses, Conversation, Model, Requests
 # =============================================================================
 
@@ -14551,7 +14553,7 @@ def variants_in(said, query):
 
 
 # =============================================================================
-# 62. Calls -- run what a model asks for, or say why not
+# 63. Calls -- run what a model asks for, or say why not
 #    Uses: Settings, Errors, Protocol, Context, Tools
 # =============================================================================
 
@@ -14654,7 +14656,7 @@ def is_written_call(text):
 
 
 # =============================================================================
-# 63. Review -- an answer against all that its conversation has shown
+# 64. Review -- an answer against all that its conversation has shown
 #    Uses: Settings, Prose, Questions, Answers, Checking
 # =============================================================================
 
@@ -14712,7 +14714,7 @@ def own_words(question, hits, register, knowledge, meant=""):
 
 
 # =============================================================================
-# 64. Agent -- the loop; yields events, never prints
+# 65. Agent -- the loop; yields events, never prints
 #    Uses: Settings, Errors, Protocol, Stream, Context, Model, Requests, Calls, Review
 # =============================================================================
 
@@ -15031,7 +15033,7 @@ class Agent:
 
 
 # =============================================================================
-# 65. Wire -- the agent's events as the page knows them [pure]
+# 66. Wire -- the agent's events as the page knows them [pure]
 #    Uses: Settings, Prose, Stream, Context, Model, Calls, Agent
 # =============================================================================
 
@@ -15106,7 +15108,7 @@ def shown_history(conversation):
 
 
 # =============================================================================
-# 66. Evaluation -- run judged sets and golden cases
+# 67. Evaluation -- run judged sets and golden cases
 #    Uses: Settings, Errors, Prose, Metrics, Golden, Plots, Files, Knowledge, Embedder
 # =============================================================================
 
@@ -15307,7 +15309,7 @@ def chosen_cases(cases, words):
 
 
 # =============================================================================
-# 67. Replay -- a model's answers, kept by case and given again
+# 68. Replay -- a model's answers, kept by case and given again
 #    Uses: Errors, Golden, Protocol, Stream, Network, Http, Model, Wire
 # =============================================================================
 
@@ -15456,7 +15458,7 @@ class Face:
 
 
 # =============================================================================
-# 68. Console -- printing, asking and progress under any encoding
+# 69. Console -- printing, asking and progress under any encoding
 #    Uses: Settings, Errors, Prose
 # =============================================================================
 
@@ -15759,7 +15761,7 @@ def known_error(error):
 
 
 # =============================================================================
-# 69. Consent -- ask once, and remember what the user wants remembered
+# 70. Consent -- ask once, and remember what the user wants remembered
 #    Uses: Settings, Errors, Choices, Prose, Permissions, Folders, Ingest, Model
 # =============================================================================
 
@@ -15958,7 +15960,7 @@ def open_model(settings, consent):
 
 
 # =============================================================================
-# 70. Meaning -- search by meaning and with models, as the user set it up
+# 71. Meaning -- search by meaning and with models, as the user set it up
 #    Uses: Errors, Ingest, Model, Embedder, Hybrid, Subjects, Rerank, Consent
 # =============================================================================
 
@@ -16071,7 +16073,7 @@ def make_vectors(knowledge, options, console, home=""):
 
 
 # =============================================================================
-# 71. Arguments -- the words of a command line to a command and its options [pure]
+# 72. Arguments -- the words of a command line to a command and its options [pure]
 #    Uses: Settings, Errors, Choices, Prose, Chunks, Permissions
 # =============================================================================
 
@@ -16294,7 +16296,7 @@ SHARED = (
 
 
 # =============================================================================
-# 72. Intake -- the commands that add, sync, embed and remove
+# 73. Intake -- the commands that add, sync, embed and remove
 #    Uses: Errors, Prose, Folders, Sources, Knowledge, Ingest, Consent, Meaning
 # =============================================================================
 
@@ -16608,7 +16610,7 @@ def report_json(report):
 
 
 # =============================================================================
-# 73. Listing -- the commands that list, show and search
+# 74. Listing -- the commands that list, show and search
 #    Uses: Errors, Choices, Prose, Documents, Folders, Ingest, Hybrid, Arguments, Intake
 # =============================================================================
 
@@ -16792,7 +16794,7 @@ def show_explained(row, console):
 
 
 # =============================================================================
-# 74. Gate -- whether a tool may do what a model wants
+# 75. Gate -- whether a tool may do what a model wants
 #    Uses: Settings, Prose, Folders, Sources, Memory, Lookup, Calls, Intake
 # =============================================================================
 
@@ -16873,7 +16875,7 @@ def open_calls(knowledge, conversation, consent, pages, clock, progress=None):
 
 
 # =============================================================================
-# 75. Attachments -- what stands beside a question: @paths, standard input
+# 76. Attachments -- what stands beside a question: @paths, standard input
 #    Uses: Settings, Errors, Prose, Decoding, Documents, Knowledge, Reach, Lookup
 # =============================================================================
 
@@ -16928,7 +16930,7 @@ def piped_text(console, limit):
 
 
 # =============================================================================
-# 76. Setup -- the agent of a run, made of what the user set up
+# 77. Setup -- the agent of a run, made of what the user set up
 #    Uses: Conversation, Agent, Consent, Intake, Gate
 # =============================================================================
 
@@ -16977,7 +16979,7 @@ class Setup:
 
 
 # =============================================================================
-# 77. Telling -- an answer as it comes, and the sources behind it
+# 78. Telling -- an answer as it comes, and the sources behind it
 #    Uses: Settings, Prose, Answers, Stream, Deltas, Model, Calls, Agent, Gate
 # =============================================================================
 
@@ -17107,7 +17109,7 @@ def show_sources(citations, question, console):
 
 
 # =============================================================================
-# 78. Asking -- one question: its answer, and what --json says of it
+# 79. Asking -- one question: its answer, and what --json says of it
 #    Uses: Settings, Errors, Prose, Context, Intake, Attachments, Setup, Telling
 # =============================================================================
 
@@ -17200,7 +17202,7 @@ def piped_question(options, console):
 
 
 # =============================================================================
-# 79. Facts -- the memory command, and what a conversation leaves behind
+# 80. Facts -- the memory command, and what a conversation leaves behind
 #    Uses: Settings, Errors, Prose, Memory, Consent, Arguments, Intake
 # =============================================================================
 
@@ -17292,7 +17294,7 @@ def keep_facts(setup, _=""):
 
 
 # =============================================================================
-# 80. Sessions -- saved conversations: go on, begin anew, sum up, export
+# 81. Sessions -- saved conversations: go on, begin anew, sum up, export
 #    Uses: Settings, Errors, Prose, Answers, Context, Files, Conversation
 # =============================================================================
 
@@ -17387,7 +17389,7 @@ def as_markdown(conversation):
 
 
 # =============================================================================
-# 81. Panels -- what the prompt shows of models, tools, rules and sources
+# 82. Panels -- what the prompt shows of models, tools, rules and sources
 #    Uses: Settings, Errors, Prose, Answers, Addresses, Tools, Consent, Intake, Listing
 # =============================================================================
 
@@ -17466,7 +17468,7 @@ def open_source(setup, text):
 
 
 # =============================================================================
-# 82. Talk -- one conversation at the prompt
+# 83. Talk -- one conversation at the prompt
 #    Uses: Answers, Attachments, Setup, Asking, Sessions, Panels
 # =============================================================================
 
@@ -17503,7 +17505,7 @@ class Talk:
             self.console.note("No answer with sources yet.")
 
 # =============================================================================
-# 83. Grading -- the command that evaluates
+# 84. Grading -- the command that evaluates
 #    Uses: Errors, Prose, Golden, Evaluation, Replay, Meaning, Intake, Setup, Asking
 # =============================================================================
 
@@ -17643,7 +17645,7 @@ def show_evaluation(result, console):
 
 
 # =============================================================================
-# 84. Prompt -- the interactive prompt
+# 85. Prompt -- the interactive prompt
 #    Uses: Settings, Errors, Prose, Decoding, Console, Arguments
 # =============================================================================
 
@@ -17860,7 +17862,7 @@ def mend(line, encoding):
 
 
 # =============================================================================
-# 85. Chat -- the prompt with its commands
+# 86. Chat -- the prompt with its commands
 #    Uses: Errors, Folders, Console, Arguments, Facts, Sessions, Panels, Talk, Prompt
 # =============================================================================
 
@@ -17964,7 +17966,7 @@ TALKING = {
 
 
 # =============================================================================
-# 86. Admission -- who may ask a server, and how often [pure]
+# 87. Admission -- who may ask a server, and how often [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -18149,7 +18151,7 @@ def spent_on(record, day):
 
 
 # =============================================================================
-# 87. Completions -- the OpenAI format, as a server speaks it [pure]
+# 88. Completions -- the OpenAI format, as a server speaks it [pure]
 #    Uses: Answers, Protocol, Context, Conversation
 # =============================================================================
 
@@ -18233,7 +18235,7 @@ def models_json():
 
 
 # =============================================================================
-# 88. Layout -- the page: what stands where, and how it looks [pure]
+# 89. Layout -- the page: what stands where, and how it looks [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -18455,7 +18457,7 @@ PAGE_HTML = """<!doctype html>
 
 
 # =============================================================================
-# 89. Script -- what the page does [pure]
+# 90. Script -- what the page does [pure]
 #    Uses: nothing
 # =============================================================================
 
@@ -18757,7 +18759,7 @@ const time = (seconds) => node("span", { className: "number" },
 
 
 # =============================================================================
-# 90. Manners -- how the page is used: asking, documents, permission, keys [pure]
+# 91. Manners -- how the page is used: asking, documents, permission, keys [pure]
 #    Uses: Context, Layout, Script
 # =============================================================================
 
@@ -18965,7 +18967,7 @@ def page_html(nonce, token):
 
 
 # =============================================================================
-# 91. Service -- the agent and the knowledge base for faces that serve several
+# 92. Service -- the agent and the knowledge base for faces that serve several
 #    Uses: Settings, Errors, Ingest, Conversation, Agent, Consent, Intake, Listing, Gate
 # =============================================================================
 
@@ -19175,7 +19177,7 @@ def open_service(options, console):
 
 
 # =============================================================================
-# 92. Web -- the page, its endpoints, and an endpoint for chat clients
+# 93. Web -- the page, its endpoints, and an endpoint for chat clients
 #    Uses: Settings, Errors, Prose, Files, Wire, Admission, Service
 # =============================================================================
 
@@ -19376,7 +19378,7 @@ class PageAsker(Nobody):
 
 
 # =============================================================================
-# 93. Endpoints -- one request: through the gates, to its answer
+# 94. Endpoints -- one request: through the gates, to its answer
 #    Uses: Settings, Errors, Wire, Intake, Admission, Completions, Manners, Service, Web
 # =============================================================================
 
@@ -19660,7 +19662,7 @@ OPEN_ENDPOINTS = ("GET /", "GET /health")       # without the token, on loopback
 
 
 # =============================================================================
-# 94. Serving -- connections, and the command that serves
+# 95. Serving -- connections, and the command that serves
 #    Uses: Settings, Errors, Files, Admission, Service, Endpoints
 # =============================================================================
 
@@ -19798,7 +19800,7 @@ def serve_command(options, console):
 
 
 # =============================================================================
-# 95. Rpc -- JSON-RPC 2.0, a message a line [pure]
+# 96. Rpc -- JSON-RPC 2.0, a message a line [pure]
 #    Uses: Errors
 # =============================================================================
 
@@ -19846,7 +19848,7 @@ def rpc_failure(name, error):
 
 
 # =============================================================================
-# 96. Mcp -- the same tools for other agents, over standard input and output
+# 97. Mcp -- the same tools for other agents, over standard input and output
 #    Uses: Settings, Errors, Context, Lookup, Tools, Wire, Consent, Gate, Service, Rpc
 # =============================================================================
 
@@ -20076,7 +20078,7 @@ def mcp_command(options, console):
 
 
 # =============================================================================
-# 97. Command line -- the table of commands, and main
+# 98. Command line -- the table of commands, and main
 #    Uses: Console, Arguments, Intake, Listing, Asking, Grading, Chat, Serving, Mcp
 # =============================================================================
 

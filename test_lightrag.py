@@ -3269,7 +3269,11 @@ class Test22Sheets(unittest.TestCase):
             self.read_xlsx(("S", "visible", f"<row>{cells}</row>"))
 
 
-class Test22Manuals(unittest.TestCase):
+# =============================================================================
+# 23. Manual
+# =============================================================================
+
+class Test23Manual(unittest.TestCase):
     """Manual pages."""
 
     def read(self, lines, name="a.1"):
@@ -3365,11 +3369,11 @@ the default is 7421.
 
 
 # =============================================================================
-# 23. Documents
+# 24. Documents
 # =============================================================================
 
 
-class Test23Documents(unittest.TestCase):
+class Test24Documents(unittest.TestCase):
     """Every kind of file, and what is none."""
 
     def test_a_page_is_known_behind_any_number_of_comments(self):
@@ -3583,7 +3587,7 @@ class Test23Documents(unittest.TestCase):
 
 
 # =============================================================================
-# 24. Excerpts
+# 25. Excerpts
 # =============================================================================
 
 
@@ -3602,7 +3606,7 @@ def same_idf(token):
     return 1.0
 
 
-class Test24Excerpts(unittest.TestCase):
+class Test25Excerpts(unittest.TestCase):
     """What of a hit can be shown."""
 
     def test_every_visible_text_has_an_excerpt_within_the_limit(self):
@@ -3659,11 +3663,11 @@ class Test24Excerpts(unittest.TestCase):
 
 
 # =============================================================================
-# 25. Questions
+# 26. Questions
 # =============================================================================
 
 
-class Test25Questions(unittest.TestCase):
+class Test26Questions(unittest.TestCase):
     """What a question that leans on the one before means."""
 
     def test_follow_ups_take_their_subject_along(self):
@@ -3716,7 +3720,7 @@ class Test25Questions(unittest.TestCase):
 
 
 # =============================================================================
-# 26. Answers
+# 27. Answers
 # =============================================================================
 
 OFFICE = {      # minutes, settings, code, tables: the papers of a small office
@@ -3894,7 +3898,7 @@ def office():
     return base
 
 
-class Test26Answers(unittest.TestCase):
+class Test27Answers(unittest.TestCase):
     """Sentences of the hits, word for word, or a refusal."""
 
     MARKED = re.compile(r"(.+?) \[(\d+)\](?:\n|\Z)", re.DOTALL)
@@ -4516,10 +4520,10 @@ class Test26Answers(unittest.TestCase):
 
 
 # =============================================================================
-# 27. Metrics
+# 28. Metrics
 
 
-class Test27Metrics(unittest.TestCase):
+class Test28Metrics(unittest.TestCase):
     """What judgements make of a ranking; the figures are worked by hand."""
 
     def setUp(self):
@@ -4558,7 +4562,7 @@ class Test27Metrics(unittest.TestCase):
         self.assertEqual(scores, sorted(scores))
 
 
-# 28. Golden
+# 29. Golden
 
 
 def outcome(text="", cited=(), found=(), refused=False, tools=()):
@@ -4566,7 +4570,7 @@ def outcome(text="", cited=(), found=(), refused=False, tools=()):
     return lr.Outcome(text, refused, tuple(cited), tuple(found), tuple(tools))
 
 
-class Test28Golden(unittest.TestCase):
+class Test29Golden(unittest.TestCase):
     """Cases, and whether an outcome is as expected."""
 
     def judged(self, expect, got):
@@ -4640,10 +4644,10 @@ class Test28Golden(unittest.TestCase):
         self.assertEqual(lr.regressions({}, now), [])
 
 
-# 29. Plots
+# 30. Plots
 
 
-class Test29Plots(unittest.TestCase):
+class Test30Plots(unittest.TestCase):
     """The page of an evaluation."""
 
     def test_the_page_is_whole_and_asks_for_nothing(self):
@@ -4681,7 +4685,7 @@ class Test29Plots(unittest.TestCase):
         self.assertIn("</html>", lr.report_page([], {}))
 
 
-# 30. Vectors
+# 31. Vectors
 
 
 def gaussian(rng, dimension=24):
@@ -4689,7 +4693,7 @@ def gaussian(rng, dimension=24):
     return [rng.gauss(0, 1) for _ in range(dimension)]
 
 
-class Test30Vectors(unittest.TestCase):
+class Test31Vectors(unittest.TestCase):
     """Vectors in bytes, and the nearest of them."""
 
     def setUp(self):
@@ -4782,10 +4786,10 @@ class Test30Vectors(unittest.TestCase):
 
 
 
-# 31. Fusion
+# 32. Fusion
 
 
-class Test31Fusion(unittest.TestCase):
+class Test32Fusion(unittest.TestCase):
     """Rankings made one."""
 
     def test_worked_by_hand(self):
@@ -4800,10 +4804,10 @@ class Test31Fusion(unittest.TestCase):
         self.assertEqual(lr.fused([[], []], [1.0, 1.0]), [])
 
 
-# 32. Protocol
+# 33. Protocol
 # =============================================================================
 
-class Test32Protocol(unittest.TestCase):
+class Test33Protocol(unittest.TestCase):
 
     def test_TC_1_arguments(self):
         for raw, wanted in (
@@ -4903,10 +4907,10 @@ class Test32Protocol(unittest.TestCase):
 
 
 # =============================================================================
-# 33. Stream
+# 34. Stream
 # =============================================================================
 
-class Test33Stream(unittest.TestCase):
+class Test34Stream(unittest.TestCase):
 
     def test_lines_end_in_three_ways_and_anywhere(self):
         stream = ("\ufeff: ping\r\ndata: a\u2028\u0085b\r\rdata:\u4f60\n\ndata: x\r\n"
@@ -5008,7 +5012,7 @@ class Test33Stream(unittest.TestCase):
 
 
 # =============================================================================
-# 34. Deltas
+# 35. Deltas
 # =============================================================================
 
 def sse(*chunks, end=b"data: [DONE]\n\n"):
@@ -5033,7 +5037,7 @@ def fragment(index=None, id_=None, name=None, arguments=None):
     return clean
 
 
-class Test34Deltas(unittest.TestCase):
+class Test35Deltas(unittest.TestCase):
 
     def turn(self, stream, **options):
         """The last event of a stream, given whole; the text events must add up to it."""
@@ -5289,11 +5293,11 @@ class Test34Deltas(unittest.TestCase):
 
 
 # =============================================================================
-# 35. Context
+# 36. Context
 # =============================================================================
 
 
-class Test35Context(unittest.TestCase):
+class Test36Context(unittest.TestCase):
     """What a model is told, within a budget."""
 
     def test_SEC_4_no_text_closes_its_marker(self):
@@ -5358,10 +5362,10 @@ class Test35Context(unittest.TestCase):
 
 
 # =============================================================================
-# 36. Quantities
+# 37. Quantities
 
 
-class Test36Quantities(unittest.TestCase):
+class Test37Quantities(unittest.TestCase):
     """Numbers, however they are written."""
 
     def test_values(self):
@@ -5397,10 +5401,10 @@ class Test36Quantities(unittest.TestCase):
                 self.assertEqual(all(map(said.has, wanted)), held)
 
 
-# 37. Checking
+# 38. Checking
 
 
-class Test37Checking(unittest.TestCase):
+class Test38Checking(unittest.TestCase):
     """Marked sentences against their sources."""
 
     EN = ("The history limit MAX_HISTORY is 4,000 characters since January 2024. "
@@ -5524,10 +5528,10 @@ class Test37Checking(unittest.TestCase):
 
 
 # =============================================================================
-# 38. Paths
+# 39. Paths
 # =============================================================================
 
-class Test38Paths(unittest.TestCase):
+class Test39Paths(unittest.TestCase):
     """Ignore rules, secret names and confinement, judged by letters alone."""
 
     # rule, path, is it a folder, does the rule match; after gitignore(5)
@@ -5737,10 +5741,10 @@ class Test38Paths(unittest.TestCase):
 
 
 # =============================================================================
-# 39. Addresses
+# 40. Addresses
 # =============================================================================
 
-class Test39Addresses(unittest.TestCase):
+class Test40Addresses(unittest.TestCase):
 
     def test_shown_addresses_hold_no_secret(self):
         for url, shown in (
@@ -5790,10 +5794,10 @@ class Test39Addresses(unittest.TestCase):
 
 
 # =============================================================================
-# 40. Permissions
+# 41. Permissions
 # =============================================================================
 
-class Test40Permissions(unittest.TestCase):
+class Test41Permissions(unittest.TestCase):
     """Rules, patterns and the verdict."""
 
     def test_rules_are_read_and_written_alike(self):
@@ -5873,10 +5877,10 @@ class Test40Permissions(unittest.TestCase):
 
 
 # =============================================================================
-# 41. Files
+# 42. Files
 # =============================================================================
 
-class Test41Files(unittest.TestCase):
+class Test42Files(unittest.TestCase):
     """Reading, atomic writes and locks, on a real disk."""
 
     def setUp(self):
@@ -6143,10 +6147,10 @@ class Test41Files(unittest.TestCase):
 
 
 # =============================================================================
-# 42. Folders
+# 43. Folders
 # =============================================================================
 
-class Test42Folders(unittest.TestCase):
+class Test43Folders(unittest.TestCase):
     """Walking, the home of a knowledge base, configuration."""
 
     def setUp(self):
@@ -6428,10 +6432,10 @@ class Test42Folders(unittest.TestCase):
 
 
 # =============================================================================
-# 43. Network
+# 44. Network
 # =============================================================================
 
-class Test43Network(unittest.TestCase):
+class Test44Network(unittest.TestCase):
 
     def proxy(self, url, **environ):
         return lr.proxy_for(url, lr.read_network(environ))
@@ -6489,7 +6493,7 @@ class Test43Network(unittest.TestCase):
 
 
 # =============================================================================
-# 44. Http
+# 45. Http
 # =============================================================================
 
 class ScriptedServer:
@@ -6802,16 +6806,16 @@ class HttpCases(OnBothTransports):
                 self.assertTrue(s.left.wait(2))
 
 
-class Test44HttpUrllib(HttpCases, unittest.TestCase):
+class Test45HttpUrllib(HttpCases, unittest.TestCase):
     transport = "urllib"
 
 
-class Test44HttpRequests(HttpCases, unittest.TestCase):
+class Test45HttpRequests(HttpCases, unittest.TestCase):
     transport = "requests"
 
 
 # =============================================================================
-# 45. Pages
+# 46. Pages
 # =============================================================================
 
 class PageCases(OnBothTransports):
@@ -7009,16 +7013,16 @@ class PageCases(OnBothTransports):
             self.assertEqual(self.fetch(server.url).data, b"x")
 
 
-class Test45PagesUrllib(PageCases, unittest.TestCase):
+class Test46PagesUrllib(PageCases, unittest.TestCase):
     transport = "urllib"
 
 
-class Test45PagesRequests(PageCases, unittest.TestCase):
+class Test46PagesRequests(PageCases, unittest.TestCase):
     transport = "requests"
 
 
 # =============================================================================
-# 46. Sources
+# 47. Sources
 # =============================================================================
 
 def small_pdf(*lines):
@@ -7042,7 +7046,7 @@ def small_pdf(*lines):
             f"startxref\n{len(out)}\n%%EOF\n").encode()
 
 
-class Test46Sources(unittest.TestCase):
+class Test47Sources(unittest.TestCase):
     """From what a user names to bytes."""
 
     def setUp(self):
@@ -7348,7 +7352,7 @@ class Test46Sources(unittest.TestCase):
 
 
 # =============================================================================
-# 47. Format
+# 48. Format
 # =============================================================================
 
 def document(source, text, kind="text"):
@@ -7356,7 +7360,7 @@ def document(source, text, kind="text"):
     return lr.Document("", source, kind, text, chunks, "2026-01-02T03:04:05Z", "0")
 
 
-class Test47Format(unittest.TestCase):
+class Test48Format(unittest.TestCase):
     """The bytes of knowledge.json, whole and line by line."""
 
     def test_a_document_survives_its_line(self):
@@ -7401,10 +7405,10 @@ class Test47Format(unittest.TestCase):
 
 
 # =============================================================================
-# 48. Store
+# 49. Store
 # =============================================================================
 
-class Test48Store(unittest.TestCase):
+class Test49Store(unittest.TestCase):
     """The index on disk finds what one in memory finds, whatever happens to it."""
 
     def setUp(self):
@@ -7701,7 +7705,7 @@ class Test48Store(unittest.TestCase):
 
 
 # =============================================================================
-# 49. Knowledge
+# 50. Knowledge
 # =============================================================================
 
 
@@ -7733,7 +7737,7 @@ class Folder(unittest.TestCase):
             return file.read()
 
 
-class Test49Knowledge(Folder):
+class Test50Knowledge(Folder):
     """The documents, their one file, and what the index finds in them."""
 
     def test_a_file_is_found_by_the_folders_around_it(self):
@@ -8037,11 +8041,11 @@ class Test49Knowledge(Folder):
 
 
 # =============================================================================
-# 50. Ingest
+# 51. Ingest
 # =============================================================================
 
 
-class Test50Plans(Folder):
+class Test51Plans(Folder):
     """Plans, and what becomes of them."""
 
     def add(self, *arguments, **options):
@@ -8206,7 +8210,7 @@ class Test50Plans(Folder):
             "n/0.txt, n/1.txt, n/2.txt, n/3.txt, n/4.txt and 2 more",
         )
 
-class Test50Ingest(unittest.TestCase):
+class Test51Ingest(unittest.TestCase):
     """What a plan becomes in the knowledge base, and what a later sync makes of it."""
 
     def setUp(self):
@@ -8318,11 +8322,11 @@ class Test50Ingest(unittest.TestCase):
 
 
 # =============================================================================
-# 51. Memory
+# 52. Memory
 # =============================================================================
 
 
-class Test51Memory(Folder):
+class Test52Memory(Folder):
     """Long-term facts, and what a conversation holds on to."""
 
     def memory(self):
@@ -8464,7 +8468,7 @@ class Test51Memory(Folder):
 
 
 # =============================================================================
-# 53. Model
+# 54. Model
 # =============================================================================
 
 SAID = [lr.text_message("user", "hi")]
@@ -8906,16 +8910,16 @@ class ModelCases(OnBothTransports):
         self.error(lr.LostError, model, "EMBEDDING_BASE_URL")
 
 
-class Test53ModelUrllib(ModelCases, unittest.TestCase):
+class Test54ModelUrllib(ModelCases, unittest.TestCase):
     transport = "urllib"
 
 
-class Test53ModelRequests(ModelCases, unittest.TestCase):
+class Test54ModelRequests(ModelCases, unittest.TestCase):
     transport = "requests"
 
 
 # =============================================================================
-# 54. Embedder
+# 55. Embedder
 
 
 MEANINGS = {"阈值": "threshold", "历史": "history", "limit": "threshold", "天气": "weather"}
@@ -8980,7 +8984,7 @@ class EmbeddingServer:
         return lr.Embedder(settings, sleep=lambda seconds: None)
 
 
-class Test54Embedder(unittest.TestCase):
+class Test55Embedder(unittest.TestCase):
     """Texts to vectors, whatever the endpoint does."""
 
     def embedded(self, embedder, texts):
@@ -9099,11 +9103,11 @@ class Test54Embedder(unittest.TestCase):
 
 
 
-# 55. Hybrid
+# 56. Hybrid
 
 
 # =============================================================================
-# 61. Rerank
+# 62. Rerank
 
 
 def ranked_rows(*scores, name="relevance_score"):
@@ -9156,7 +9160,7 @@ class RerankCase(Folder):
         return lr.Adviser(settings, lambda: model)
 
 
-class Test61Rerank(RerankCase):
+class Test62Rerank(RerankCase):
     """What an endpoint or a model says of passages and questions, whatever it says."""
 
     def test_the_forms_of_answers(self):
@@ -9313,7 +9317,7 @@ class Test61Rerank(RerankCase):
                 self.assertEqual([r[1] for r in hybrid.own_first(query, far)], [0, 1])
 
 
-class Test55Hybrid(Folder):
+class Test56Hybrid(Folder):
     """Search by words and by meaning."""
 
     TEXTS = (("limits.md", "The history threshold is 4000 characters."),
@@ -9519,11 +9523,11 @@ class Test55Hybrid(Folder):
 
 
 # =============================================================================
-# 59. Requests
+# 60. Requests
 # =============================================================================
 
 
-class Test59Requests(unittest.TestCase):
+class Test60Requests(unittest.TestCase):
     """What is searched for, and what the conversation remembers of it."""
 
     def test_a_question_is_searched_for_with_its_parts_and_what_it_names(self):
@@ -9552,10 +9556,10 @@ class Test59Requests(unittest.TestCase):
 
 
 # =============================================================================
-# 60. Subjects
+# 61. Subjects
 # =============================================================================
 
-class Test60Subjects(unittest.TestCase):
+class Test61Subjects(unittest.TestCase):
     """What a model says of the borders of a text."""
 
     def test_numbers_are_found_in_whatever_it_says(self):
@@ -9626,7 +9630,7 @@ class Test60Subjects(unittest.TestCase):
         self.assertEqual(self.divided("Short.\n\nToo.", None), ([], "", []))
 
 
-# 64. Agent
+# 65. Agent
 # =============================================================================
 
 
@@ -9713,7 +9717,7 @@ class AgentCase(Folder):
         return self.events[-1]
 
 
-class Test64Agent(AgentCase):
+class Test65Agent(AgentCase):
     """The loop, played against a scripted endpoint."""
 
     def test_markers_that_a_model_repeats_are_not_shown(self):
@@ -10320,7 +10324,7 @@ class Test64Agent(AgentCase):
         self.assertLess(len(agent.conversation.messages), 60)
 
 
-class Test56Reach(AgentCase):
+class Test57Reach(AgentCase):
     """Tools that read files: what they show, and what they refuse."""
 
     def run_tool(self, name, **arguments):
@@ -10485,7 +10489,7 @@ class Test56Reach(AgentCase):
         self.assertEqual(len(agent.conversation.register.sources), 1)
 
 
-class Test52Conversation(AgentCase):
+class Test53Conversation(AgentCase):
     """Conversations are saved as they go and taken up again."""
 
     def test_round_trip(self):
@@ -10554,7 +10558,7 @@ class Test52Conversation(AgentCase):
 
 
 # =============================================================================
-# 66. Evaluation
+# 67. Evaluation
 
 
 def judged_folder(folder, packed=False):
@@ -10583,7 +10587,7 @@ def judged_folder(folder, packed=False):
     return folder
 
 
-class Test66Evaluation(Folder):
+class Test67Evaluation(Folder):
     """Judged sets and cases, run over what is handed in."""
 
     def test_a_set_is_read_packed_or_not(self):
@@ -10670,7 +10674,7 @@ class Test66Evaluation(Folder):
         self.assertEqual(lr.passed_shares(cases, rows), {"all": 0.5, "refuses": 0.5})
 
 
-# 68. Console
+# 69. Console
 # =============================================================================
 
 def console_over(encoding, errors="strict", stdin=b"", **environ):
@@ -10715,7 +10719,7 @@ class Terminal:
         return found.decode("utf-8")
 
 
-class Test68Console(unittest.TestCase):
+class Test69Console(unittest.TestCase):
     """Printing, asking and progress."""
 
     FOREIGN = "《Day 5 学习笔记》 ✓ 😀 ℝ café"
@@ -10952,10 +10956,10 @@ class Test04Choices(unittest.TestCase):
 
 
 # =============================================================================
-# 69. Consent
+# 70. Consent
 # =============================================================================
 
-class Test69Consent(unittest.TestCase):
+class Test70Consent(unittest.TestCase):
     """Rules first, then the user; what `a`, `p` and `d` leave behind."""
 
     def setUp(self):
@@ -11062,7 +11066,7 @@ class Test69Consent(unittest.TestCase):
 
 
 # =============================================================================
-# 71. Arguments
+# 72. Arguments
 # =============================================================================
 
 COMMANDS = {
@@ -11080,7 +11084,7 @@ COMMANDS = {
 }
 
 
-class Test71Arguments(unittest.TestCase):
+class Test72Arguments(unittest.TestCase):
     """Words of a command line to a command and its options."""
 
     def parse(self, line, **given):
@@ -11156,7 +11160,7 @@ class Test71Arguments(unittest.TestCase):
 
 
 # =============================================================================
-# 72. Intake
+# 73. Intake
 # =============================================================================
 
 PROJECT_FILES = {
@@ -11238,7 +11242,7 @@ class Project:
         return code, json.loads(out)
 
 
-class Test72Intake(unittest.TestCase):
+class Test73Intake(unittest.TestCase):
     """add, sync and remove."""
 
     def setUp(self):
@@ -11703,7 +11707,7 @@ class Test72Intake(unittest.TestCase):
         self.assertIn(f"skipped   {name} (", self.project.call("add", "notes", "-y")[1])
 
 
-class Test72IntakeInTrouble(unittest.TestCase):
+class Test73IntakeInTrouble(unittest.TestCase):
     """Adding while processes are killed, race each other, or may not write."""
 
     def setUp(self):
@@ -11843,10 +11847,10 @@ class Test72IntakeInTrouble(unittest.TestCase):
 
 
 # =============================================================================
-# 73. Listing
+# 74. Listing
 # =============================================================================
 
-class Test73Listing(unittest.TestCase):
+class Test74Listing(unittest.TestCase):
     """list, show, status, search and ask."""
 
     QUESTION = "历史压缩的触发阈值是多少？"
@@ -12089,10 +12093,10 @@ class Test73Listing(unittest.TestCase):
 
 
 # =============================================================================
-# 83. Grading
+# 84. Grading
 
 
-class Test83Grading(unittest.TestCase):
+class Test84Grading(unittest.TestCase):
     """The command eval."""
 
     def setUp(self):
@@ -12351,7 +12355,7 @@ class Test83Grading(unittest.TestCase):
                              data)
 
 
-# 84. Prompt
+# 85. Prompt
 # =============================================================================
 
 class Screen:
@@ -12452,7 +12456,7 @@ class Lines:
     say = warn = note
 
 
-class Test84Prompt(unittest.TestCase):
+class Test85Prompt(unittest.TestCase):
     """Lines, pastes and blocks; commands; the terminal."""
 
     def play(self, *typed):
@@ -12633,10 +12637,10 @@ class Test84Prompt(unittest.TestCase):
 
 
 # =============================================================================
-# 74. Gate
+# 75. Gate
 # =============================================================================
 
-class Test74Gate(unittest.TestCase):
+class Test75Gate(unittest.TestCase):
     """Which calls of a model may happen, and what is asked."""
 
     def setUp(self):
@@ -12792,7 +12796,7 @@ class Asked:
 
 
 # =============================================================================
-# 78. Asking
+# 79. Asking
 # =============================================================================
 
 class Endpoint:
@@ -12824,7 +12828,7 @@ def plain(text):
     return [answer(200, json.dumps(reply).encode())]
 
 
-class Test78Asking(unittest.TestCase):
+class Test79Asking(unittest.TestCase):
     """The real program and a scripted endpoint."""
 
     QUESTION = "这套笔记里，历史压缩相关的触发阈值是多少？"
@@ -13143,7 +13147,7 @@ CHAOS = [      # (behaviours of the server, mode of the answer, exit code)
 ]
 
 
-class Test78RealServers(unittest.TestCase):
+class Test79RealServers(unittest.TestCase):
     """Slow checks against servers that others wrote, where their addresses are given."""
 
     QUESTION = "What is the default of MAX_HISTORY_CHARS?"
@@ -13223,10 +13227,10 @@ class Test78RealServers(unittest.TestCase):
 
 
 # =============================================================================
-# 79. Facts
+# 80. Facts
 # =============================================================================
 
-class Test79Facts(unittest.TestCase):
+class Test80Facts(unittest.TestCase):
     """The memory command."""
 
     def test_memory_is_kept_searched_and_undone(self):
@@ -13278,10 +13282,10 @@ class Test79Facts(unittest.TestCase):
 
 
 # =============================================================================
-# 82. Talk
+# 83. Talk
 # =============================================================================
 
-class Test82Talk(unittest.TestCase):
+class Test83Talk(unittest.TestCase):
     """Conversations at the prompt, with a scripted endpoint."""
 
     def setUp(self):
@@ -13435,7 +13439,7 @@ class Test82Talk(unittest.TestCase):
 
 
 # =============================================================================
-# 97. Command line
+# 98. Command line
 # =============================================================================
 
 def frames_of(data):
@@ -13540,7 +13544,7 @@ class WebCase(Folder):
         return lr.load_conversation(os.path.join(self.home, "sessions"), name)
 
 
-class Test86Admission(WebCase):
+class Test87Admission(WebCase):
     """Who may ask, and how often."""
 
     def test_WEB_1_other_sites_cannot_drive_the_page(self):
@@ -13660,7 +13664,7 @@ class Test86Admission(WebCase):
             self.assertEqual(self.post("/api/ask", {"question": "x"})[0], 429)
 
 
-class Test93Endpoints(WebCase):
+class Test94Endpoints(WebCase):
     """Answers as streams, and what happens to them."""
 
     def test_an_extract_without_a_model(self):
@@ -13841,7 +13845,7 @@ class Test93Endpoints(WebCase):
         self.assertEqual(self.request("GET", "/api/conversation")[0], 404)
 
 
-class Test97Changes(WebCase):
+class Test98Changes(WebCase):
     """Documents come in and go by the page, after a yes."""
 
     def answer(self, path, body, given):
@@ -13919,7 +13923,7 @@ class Test97Changes(WebCase):
             self.assertEqual(self.post("/api/add", body)[0], 400)
 
 
-class Test97CompletionsOverHttp(WebCase):
+class Test98CompletionsOverHttp(WebCase):
     """The endpoint for chat clients."""
 
     def complete(self, *messages, stream=False, **headers):
@@ -13977,7 +13981,7 @@ class Test97CompletionsOverHttp(WebCase):
         self.assertEqual([m["id"] for m in json.loads(data)["data"]], ["lightrag"])
 
 
-class Test97Page(WebCase):
+class Test98Page(WebCase):
     """The page itself."""
 
     def test_WEB_2_policy_and_nothing_from_outside(self):
@@ -14130,7 +14134,7 @@ RETRY_LIMIT = 5   # <b>not markup</b>
 """
 
 
-class Test97Browser(WebCase):
+class Test98Browser(WebCase):
     """The page in a real browser."""
 
     def setUp(self):
@@ -14301,7 +14305,7 @@ class Test97Browser(WebCase):
                     file.write(shot)
 
 
-class Test97OpenaiClient(WebCase):
+class Test98OpenaiClient(WebCase):
     """The official client of the OpenAI format."""
 
     def setUp(self):
@@ -14330,7 +14334,7 @@ class Test97OpenaiClient(WebCase):
             client.with_options(api_key="wrong").models.list()
 
 
-class Test97Load(WebCase):
+class Test98Load(WebCase):
     """Many clients for a while."""
 
     CLIENTS, SECONDS = 50, 60
@@ -14387,7 +14391,7 @@ class Test97Load(WebCase):
               f"memory {' '.join(f'{mb:.0f}' for mb in levels)} MB", file=sys.stderr)
 
 
-class Test94Serving(unittest.TestCase):
+class Test95Serving(unittest.TestCase):
     """The command."""
 
     def setUp(self):
@@ -14421,7 +14425,7 @@ class Test94Serving(unittest.TestCase):
         self.assertIn("cannot listen on 203.0.113.7", err)
 
 
-class Test96Mcp(unittest.TestCase):
+class Test97Mcp(unittest.TestCase):
     """The MCP server, as a client meets it."""
 
     def setUp(self):
@@ -14630,7 +14634,7 @@ class Test96Mcp(unittest.TestCase):
         self.assertLess(len(text), lr.MCP_CHARS_MAX + 200)
 
 
-class Test97McpClient(unittest.TestCase):
+class Test98McpClient(unittest.TestCase):
     """The official client of the Model Context Protocol."""
 
     def setUp(self):
@@ -14682,7 +14686,7 @@ class Test97McpClient(unittest.TestCase):
                 self.assertNotIn("more/", listed.content[0].text)
 
 
-class Test97CommandLine(unittest.TestCase):
+class Test98CommandLine(unittest.TestCase):
     """The real program in a process of its own."""
 
     QUESTION = "历史压缩的触发阈值是多少？"
