@@ -285,6 +285,7 @@ BITS_SHARE = 128            # and in more than 1/128 a bit a unit beside its pos
 BITS_KEPT = 256             # integers with a bit a unit: 3 MB for 100,000 units
 
 # Pruning, Ranking
+CORRECTED_WORDS_MAX = 100   # of a query; each costs up to 3,400 lookups
 GRAINS = 16                 # of a token's bound on average: 64 prune no better
 BISECTION_COST = 6          # looking up one unit costs as much as reading 6 postings
 SIGN_SHARE = 0.15           # of a pair's weight that each of its signs gets beside it
@@ -3601,7 +3602,8 @@ class QueryTerm:
 
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-LOWER_WORD = Pattern(r"(?<![\w.'/@:-])[a-z]{5,}(?![\w'/@:(-]|\.\w)")
+LOWER_WORD = Pattern(
+    rf"(?<![\w.'/@:-])[a-z]{{5,{TOKEN_CHARS_MAX}}}(?![\w'/@:(-]|\.\w)")
 
 
 class Index:
@@ -3725,7 +3727,8 @@ class Index:
         Subtle: a word with a capital or a digit may be a name, and Karen is not Karin.
         """
         self.flush()
-        return LOWER_WORD.sub(lambda match: self._corrected(match[0]), query)
+        return LOWER_WORD.sub(lambda match: self._corrected(match[0]), query,
+                              CORRECTED_WORDS_MAX)
 
     def _corrected(self, word):
         token = stem(word)

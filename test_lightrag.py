@@ -2051,6 +2051,14 @@ class Test15Ranking(unittest.TestCase):
             with self.subTest(query):
                 self.assertEqual(index.corrected(query), query.replace("karen", "karin"))
 
+    def test_what_is_typed_without_end_is_not_corrected(self):
+        """Edits of a word cost its length squared: 20,000 letters took all memory."""
+        index = lr.Index()
+        text = "The warranty is two years for " + "ab" * 32 + "."
+        index.add(0, "", text, [lr.Chunk(0, len(text))])
+        self.assertEqual(index.corrected("ab" * 32 + "c"), "ab" * 32 + "c")
+        self.assertEqual(index.corrected("waranty " * 101), "warranty " * 100 + "waranty ")
+
     def test_equals_exhaustive_scoring_while_documents_come_and_go(self):
         for seed in range(3):
             chance, index, documents = random.Random(seed), lr.Index(), {}
