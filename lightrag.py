@@ -337,6 +337,7 @@ NEAR_FORM_CHARS = 4         # at least, of license beside licence: all but the l
 KIND_BONUS = 0.10           # for each look that is asked for: a number, a list, a key
 REPEAT_SHARE = 0.8          # of the shorter one's words: then it says the same again
 NEARLY_AS_NEAR = 0.1        # of the best one's distance from 1: so much further at most
+JOINED_CHARS_MAX = 1000     # of a question, in which it joins others: each is a search
 EARLIER_CHARS_MAX = 200     # of the last question, for one that refers back to it
 UNCLEAR_WORDS_MAX = 3       # a question this short may lean on the one before it
 
@@ -549,10 +550,8 @@ SESSIONS_SHOWN = 20
 PASTE_GAP_S = 0.03          # lines of a paste follow each other quicker than a person
 HISTORY_LINES_MAX = 1000    # what readline keeps of earlier sessions
 
-# Wire
+# Wire, Service
 RESULT_CHARS_SHOWN = 2000       # of a tool's result in the page
-
-# Service
 CONVERSATIONS_OPEN_MAX = 64     # in memory; the others lie on disk
 
 # Web, Endpoints, Serving
@@ -6385,7 +6384,7 @@ REFERS_BACK = Pattern(
 WH_WORDS = "what|which|who|whom|whose|when|where|why|how"
 AUXILIARIES = "is|are|was|were|do|does|did|can"
 ANTECEDENT = Pattern(   # what "it" means in the question itself: the fan, another part
-    r"\b(?:the|an?|my|our|your) \w|\w.*[,，;；。]"
+    r"\b(?:the|an?|my|our|your) \w|\w[^\w\n]*[,，;；。]"
     rf"|\w (?:and|but) (?:also )?(?:wh\w+|how|{AUXILIARIES})\b", re.IGNORECASE)
 ANOTHER = Pattern(      # 那银牌呢？ Lite 呢？ And the Team plan? What about 2.4.1?
     r"\W*(?:(?:那么?|(?:and|or|what about|how about)\b)"
@@ -6553,7 +6552,7 @@ def questions_in(question):
     (['咖啡机保修多久', '怎么申请？'], ['在北京，店几点开门？'])
     """
     parts, start = [], 0
-    for joint in NEXT_PART.finditer(question):
+    for joint in NEXT_PART.finditer(question[:JOINED_CHARS_MAX]):
         part = question[start : joint.start()]
         if ASKS.search(part) and (own_words_of(part) or refers_back(part)):
             parts.append(part)

@@ -3697,6 +3697,15 @@ class Test26Questions(unittest.TestCase):
                 self.assertEqual("retry limit" in found, takes)
                 self.assertEqual(lr.search_query(question, ""), (question, True))
 
+    def test_only_the_first_of_many_questions_are_told_apart(self):
+        """6,000 signs between commas took 4 s, 50 kB of notes 42 searches."""
+        for joint in ("What is a port? ", "啊，", "多少，"):
+            with self.subTest(joint):
+                parts = lr.questions_in(joint * 2000)
+                self.assertLess(len(parts), 70)
+                self.assertGreater(len(parts[-1]), len(joint) * 1000)
+        self.assertEqual(len(lr.questions_in("What is a port? " * 20)), 20)
+
     def test_what_is_named_instead_takes_the_place_of_its_like(self):
         for question, before, query in (
             ("那银牌呢？", "金牌服务响应时间多久？", "银牌服务响应时间多久？"),
