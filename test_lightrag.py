@@ -14819,8 +14819,11 @@ class Test98CommandLine(unittest.TestCase):
     def test_ctrl_c_before_main_says_nothing(self):
         code = (
             "import collections, sys\n"
+            "plain = collections.namedtuple\n"
             "def named(*words, **names):\n"
-            "    raise {}\n"
+            "    if sys._getframe(1).f_code.co_filename == __file__:\n"
+            "        raise {}\n"
+            "    return plain(*words, **names)      # for what the file imports\n"
             "collections.namedtuple = named\n"
             "__file__ = sys.argv[1]\n"
             "exec(compile(open(__file__, 'rb').read(), __file__, 'exec'))\n"
