@@ -10733,7 +10733,7 @@ class Terminal:
         found = b""
         while select.select([self.near], [], [], 0.05)[0]:
             found += os.read(self.near, 65536)
-        return found.decode("utf-8")
+        return found.decode("utf-8", "replace")     # of an echo that a prompt cut in two
 
 
 class Test69Console(unittest.TestCase):
